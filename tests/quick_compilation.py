@@ -41,6 +41,7 @@ def keep_programs() -> None:
     The key contains the program, without the names of source locations and scopes, and the compiler's options
     and version. A test that reads such names from a compiled program deletes `FOLDER` from the environment.
     """
+    os.environ["ZAYA_PROGRAM_CACHE"] = ""  # the user's cache is not for tests
     folder = os.environ.get("ZAYA_TESTS_COMPILED", str(_default_folder()))
     if not folder or FOLDER in os.environ:
         return

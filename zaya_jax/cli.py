@@ -15,6 +15,7 @@ from zaya_jax.errors import INTERRUPTED, PIPE_CLOSED, RESUMABLE, USER_ERROR, exi
 from zaya_jax.fields import did_you_mean
 from zaya_jax.parallel.processes.errors import CollectiveError
 from zaya_jax.platform.compile_thread import leave_compiler
+from zaya_jax.platform.garbage_collection import rare_collection
 from zaya_jax.platform.shell import zaya_command
 from zaya_jax.platform.stop_signals import announce_stop, stop_signals
 from zaya_jax.platform.versions import package_version
@@ -105,7 +106,9 @@ def _run_command(command: str | None, arguments: list[str]) -> None:
         print(_versions())
     elif command in COMMANDS:
         # Only the module of the command is imported: `zaya --help` must not wait for jax.
-        importlib.import_module(COMMANDS[command][0]).main(arguments)
+        with rare_collection():
+            module = importlib.import_module(COMMANDS[command][0])
+        module.main(arguments)
     else:
         hint = did_you_mean(command, (*COMMANDS, "--help", "--version"))
         known = f"known are {', '.join(COMMANDS)}"

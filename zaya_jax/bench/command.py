@@ -7,7 +7,7 @@ from zaya_jax.bench.collectives import command
 from zaya_jax.bench.generation import generation
 from zaya_jax.bench.kernels import gemm, kernel_times, memory_passes
 from zaya_jax.bench.storage import checkpoint, data, disk
-from zaya_jax.bench.training import optimizers, torch_comparison
+from zaya_jax.bench.training import optimizers, start, torch_comparison
 from zaya_jax.options import Parser, check_at_least
 
 WITH_ROUNDS: dict[str, Callable[..., None]] = {
@@ -23,6 +23,7 @@ WITH_OWN_PARSER: dict[str, Callable[[Sequence[str]], None]] = {
     "generation": generation.main,
     "hbm": memory_passes.main,
     "optimizers": optimizers.main,
+    "start": start.main,
     "storage": disk.main,
 }
 """Benchmarks that parse their own options: `zaya bench collectives --help`."""
@@ -62,6 +63,7 @@ def _parser() -> Parser:
         "  collectives  bandwidth of the links between devices and between nodes\n"
         "  gemm         speed of the matrix products of a step\n"
         "  hbm          memory bandwidth of a device\n"
+        "  start        time from zaya train to its first step\n"
         "  storage      speed of a disk\n\n"
         f"{', '.join(WITH_OWN_PARSER)} have their own options, which `zaya bench WHAT --help` shows.",
         ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench data"),

@@ -3,11 +3,12 @@
 It combines training with packages that import it: the watchdog, lm-eval tasks and inference.
 """
 
+import contextlib
 import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -25,7 +26,9 @@ from zaya_jax.inference.evaluation.training_tasks import training_tasks
 from zaya_jax.options import Parser, add_config_options, check_at_least, load_config
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
+from zaya_jax.platform.garbage_collection import rare_collection
 from zaya_jax.platform.host_memory import reuse_host_memory
+from zaya_jax.platform.program_cache import cached_programs
 from zaya_jax.platform.shell import zaya_command
 from zaya_jax.platform.xla_dump import dump_programs
 from zaya_jax.progress import working
@@ -34,7 +37,7 @@ from zaya_jax.run_folder.names import SAMPLES_FILE, XLA_FOLDER
 from zaya_jax.train.compiled_programs import whole_variables
 from zaya_jax.train.derived_config import with_schedule
 from zaya_jax.train.hooks.evaluation import EvaluationTasks
-from zaya_jax.train.hooks.hook import Hook
+from zaya_jax.train.hooks.hook import Hook, StepContext
 from zaya_jax.train.hooks.trackers import Trackers, open_trackers
 from zaya_jax.train.metrics.files import SAMPLE_TAG, write_text
 from zaya_jax.train.stop_request import Stopped
@@ -87,13 +90,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     group, proxy = place_proxy(faults, group)
     # The exit code is set after the processes have left the group together.
     stopped: Stopped | None = None
-    with hosts.joined(group, limit_seconds=options.wait, collective_seconds=hosts.WATCHED_SECONDS):
+    with (
+        contextlib.ExitStack() as start,
+        hosts.joined(group, limit_seconds=options.wait, collective_seconds=hosts.WATCHED_SECONDS),
+    ):
+        start.enter_context(rare_collection())
+        # Processes of a run share programs through jax's own cache, which only the first one writes.
+        if group is None:
+            start.enter_context(cached_programs())
         try:
             # The trackers stay open until the sample is logged.
             with open_trackers(config) as trackers:
                 result = train(
                     config,
-                    hooks=_hooks(config, FaultInjection(faults, config.run_folder, hosts.process(), proxy)),
+                    hooks=[
+                        *_hooks(config, FaultInjection(faults, config.run_folder, hosts.process(), proxy)),
+                        EndOfStart(start.close),
+                    ],
                     overwrite=options.overwrite,
                     change_course=options.change_course,
                     replay_check=options.replay_check,
@@ -105,6 +118,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"saved at step {stopped.step}; run the same command again to resume")
     if stopped is not None:
         sys.exit(stopped.exit_code)
+
+
+class EndOfStart(Hook):
+    """Calls a function at the end of this process's first step.
+
+    Args:
+      end: function that may be called any number of times.
+    """
+
+    def __init__(self, end: Callable[[], None]):
+        self._end = end
+
+    def on_step_done(self, context: StepContext) -> None:
+        """Calls the function; after the first time it does nothing."""
+        del context
+        self._end()
 
 
 def _hooks(config: Config, injection: FaultInjection) -> list[Hook]:

@@ -1,5 +1,6 @@
 """Threads that compile in the background, and the exit of a process whose compiler is still running."""
 
+import atexit
 import os
 import sys
 import threading
@@ -15,7 +16,16 @@ def start_compiling(compile_program: Callable[[], None]) -> threading.Thread:
     Args:
       compile_program: function that compiles.
     """
-    thread = threading.Thread(target=compile_program, name=COMPILE_THREAD, daemon=True)
+
+    def run() -> None:
+        try:
+            compile_program()
+        finally:
+            atexit.unregister(thread.join)
+
+    thread = threading.Thread(target=run, name=COMPILE_THREAD, daemon=True)
+    # A process that exits by itself waits for its compiler; `leave_compiler` does not.
+    atexit.register(thread.join)
     thread.start()
     return thread
 

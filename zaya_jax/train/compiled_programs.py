@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from zaya_jax.config import Config, DistillationConfig, StepRange
+from zaya_jax.config import Config, DistillationConfig, StepRange, step_ranges
 from zaya_jax.data.reading.batch import Batch
-from zaya_jax.data.reading.positions import mixture_positions
+from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.bucket_layouts import reshard_to_columns
 from zaya_jax.parallel.mesh import (
     SHARDED,
@@ -26,7 +27,7 @@ from zaya_jax.parallel.mesh import (
 from zaya_jax.platform.compile_thread import start_compiling
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
-from zaya_jax.train.setup import PreparedRun
+from zaya_jax.train.extensions import NO_EXTENSIONS, Extensions
 from zaya_jax.train.step.integrity import state_checksums
 from zaya_jax.train.step.replica_checksums import Checksums, checksum_program
 from zaya_jax.train.step.state import (
@@ -35,6 +36,7 @@ from zaya_jax.train.step.state import (
     abstract_state,
     average_of,
     checkpoint_shardings,
+    make_setup,
     partition_specs,
     shardings,
     training_of,
@@ -259,56 +261,82 @@ def compiled_step(
 
 
 class RunPrograms:
-    """Compiles and caches the programs of a run: a replay and the run itself use the same ones."""
+    """Compiles and caches the programs of a run: a replay and the run itself use the same ones.
 
-    def __init__(self, run: PreparedRun):
-        self._run = run
+    Args:
+      mesh: all devices.
+      extensions: custom optimizer of the run.
+    """
+
+    def __init__(self, mesh: Mesh, extensions: Extensions = NO_EXTENSIONS):
+        self._mesh, self._extensions = mesh, extensions
         self._made: dict[tuple[int, int], Programs] = {}
+        self._thread: threading.Thread | None = None
 
-    def of(self, step_range: StepRange) -> Programs:
-        """Returns the programs of a range; each batch size is another shape, which compiles separately."""
+    def of(self, config: Config, step_range: StepRange) -> Programs:
+        """Returns the programs of a range; each batch size is another shape, which compiles separately.
+
+        Args:
+          config: config of the run.
+          step_range: steps that share a program.
+        """
         # Not the phase itself, which is not hashable.
         key = step_range.phase.first_step, step_range.num_microbatches
         if key not in self._made:
-            self._made[key] = self._make(step_range)
+            setup, mesh = self._setup(config, step_range), self._mesh_of(step_range)
+            state = abstract_state(config, setup, mesh)
+            microbatches = step_range.num_microbatches
+            self._made[key] = make_programs(state, setup=setup, mesh=mesh, num_microbatches=microbatches)
         return self._made[key]
 
+    def start_compiling(self, config: Config, first_step: int) -> None:
+        """Starts to compile the first step in a thread; once, and not if all steps are done.
+
+        Args:
+          config: config of the run.
+          first_step: number of completed steps.
+        """
+        ranges = (step_range.after(first_step) for step_range in step_ranges(config))
+        first = next((step_range for step_range in ranges if step_range.num_steps > 0), None)
+        if self._thread is None and first is not None:
+            # Compilation releases the interpreter lock, so that it overlaps with other work.
+            self._thread = start_compiling(functools.partial(self._compile, config, first))
+
     @contextlib.contextmanager
-    def compiling_in_background(self, first_step: int) -> Iterator[None]:
+    def compiling_in_background(self, config: Config, first_step: int) -> Iterator[None]:
         """Compiles the first step in a thread during a block that restores the state, which waits for disks.
 
         Args:
+          config: config of the run.
           first_step: number of completed steps.
         """
-        ranges = mixture_positions(self._run.config, self._run.num_tokens, first_step=first_step)
-        first = next((step_range for step_range, _ in ranges), None)
-        if first is None:  # all steps are done
-            yield
-            return
-        # Compilation releases the interpreter lock, so that it overlaps with the restore.
-        thread = start_compiling(functools.partial(self._compile, first))
+        self.start_compiling(config, first_step)
         try:
             yield
         except (KeyboardInterrupt, SystemExit):  # do not wait; `leave_compiler` ends such a process
             raise
         except BaseException:
             # A process that exits while it compiles is aborted, with the exit code of an abort.
-            thread.join()
+            self._wait()
             raise
-        thread.join()
+        self._wait()
 
-    def _compile(self, step_range: StepRange) -> None:
-        run, config = self._run, step_range.phase.config
-        mesh = run.mesh_of(config)
-        state = abstract_state(run.config, run.setup(config), mesh)
-        rows = abstract(abstract_batch(config, step_range.batch_size), batch_sharding(mesh))
-        program: Any = self.of(step_range).step
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _compile(self, config: Config, step_range: StepRange) -> None:
+        mesh, phase = self._mesh_of(step_range), step_range.phase.config
+        state = abstract_state(config, self._setup(config, step_range), mesh)
+        rows = abstract(abstract_batch(phase, step_range.batch_size), batch_sharding(mesh))
+        program: Any = self.of(config, step_range).step
         # A failure here is raised again when the step is called. jax caches the compiled program.
         with contextlib.suppress(Exception):
             program.lower(state, rows).compile()
 
-    def _make(self, step_range: StepRange) -> Programs:
-        run, config = self._run, step_range.phase.config
-        setup, mesh = run.setup(config), run.mesh_of(config)
-        state = abstract_state(run.config, setup, mesh)
-        return make_programs(state, setup=setup, mesh=mesh, num_microbatches=step_range.num_microbatches)
+    def _mesh_of(self, step_range: StepRange) -> Mesh:
+        return with_context(self._mesh, step_range.phase.config.execution.context_devices)
+
+    def _setup(self, config: Config, step_range: StepRange) -> TrainSetup:
+        schedule, optimizer = learning_rate_schedule(config), self._extensions.optimizer
+        return make_setup(step_range.phase.config, self._mesh.size, schedule, optimizer=optimizer)

@@ -50,7 +50,7 @@ def run_steps(
         # The position in the data follows from the sizes of the corpora, and from nothing in a checkpoint.
         for context.range, context.position in mixture_positions(config, run.num_tokens, first_step=step):
             context.emit(Hook.on_range)
-            context.programs = programs.of(context.range)
+            context.programs = programs.of(config, context.range)
             context.clock.restart(context.step)
             _train_range(context, checkpointing)
         return context.state

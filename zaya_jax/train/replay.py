@@ -132,7 +132,7 @@ def _repeat(run: PreparedRun, planned: Replay, programs: RunPrograms) -> Iterato
         batches = run.read_batches(step_range, reading, num_steps=planned.end - step_range.first_step)
         for step, batch in enumerate(batches, start=step_range.first_step + 1):
             # Without evaluations and checkpoints, which do not change the state.
-            state, metrics = programs.of(step_range).step(state, place_batch(batch, mesh))
+            state, metrics = programs.of(run.config, step_range).step(state, place_batch(batch, mesh))
             if step in planned.losses:
                 yield step, float(metrics.loss)
         if step_range.end >= planned.end:

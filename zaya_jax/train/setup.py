@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import optax
@@ -192,6 +191,7 @@ def prepare_run(
     overwrite: bool,
     change_course: bool = False,
     extensions: Extensions = NO_EXTENSIONS,
+    on_checked: Callable[[Config, int], None] = lambda *_: None,
 ) -> PreparedRun:
     """Checks a run before anything is compiled, opens its corpora and creates its folder.
 
@@ -203,6 +203,7 @@ def prepare_run(
       overwrite: whether to remove what the run folder holds.
       change_course: whether a resumed run may have other learning rates, decays or lengths.
       extensions: custom optimizer and batch function.
+      on_checked: called before data is opened or built, with the config and the number of completed steps.
 
     Raises:
       UserError: for a config, corpus or folder that cannot work.
@@ -221,6 +222,7 @@ def prepare_run(
     with heartbeats.within(RESTORE):
         layout = functools.partial(copy_layout, config, mesh, extensions)
         start, copy = find_start(config, layout, check, overwrite=overwrite)
+    on_checked(config, start.step if start is not None and start.run_folder == config.run_folder else 0)
     corpora = _open_data_in_turn(config)
     # Last: a run that was refused has not touched the old one.
     hosts.run_on_first(
@@ -254,7 +256,8 @@ def _check_shared_folder(
         lambda: check_folder(config, overwrite=overwrite, change_course=change_course, copied=copied),
         limit_seconds=VERIFY_SECONDS,
     )
-    return _saved_step(hosts.broadcast_from_first("start", found and dataclasses.astuple(found)))
+    values = hosts.broadcast_from_first("start", found and dataclasses.astuple(found))
+    return None if values is None else SavedStep(*values)
 
 
 def _check_config(config: Config, mesh: Mesh) -> None:
@@ -263,10 +266,6 @@ def _check_config(config: Config, mesh: Mesh) -> None:
         with in_phase(phase.name):
             with_context(mesh, phase.config.execution.context_devices)
     declare_run(config)  # for its UserError: each pattern of weights must match a weight
-
-
-def _saved_step(values: Sequence[Any] | None) -> SavedStep | None:
-    return None if values is None else SavedStep(*values)
 
 
 def _open_data_in_turn(config: Config) -> dict[str, Corpus]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 
@@ -34,6 +35,7 @@ from zaya_jax.train.replay import Replay, find_replay, replay
 from zaya_jax.train.setup import VERIFY_SECONDS, PreparedRun, prepare_run
 from zaya_jax.train.starting_state import starting_state
 from zaya_jax.train.step.state import TrainState
+from zaya_jax.train.step.step_metrics import compile_values
 from zaya_jax.train.stop_request import StopRequest
 from zaya_jax.train.teacher.predictions import compute_predictions, load_predictions
 
@@ -105,18 +107,30 @@ def train(
         trackers = trackers or stack.enter_context(open_trackers(config))
         # After the lock: while another process holds it, time is accounted to that process.
         heartbeats = Heartbeats()
+        mesh = data_mesh(node_devices=config.execution.node_devices)
+        programs = RunPrograms(mesh, extensions)
         run = prepare_run(
             config,
-            data_mesh(node_devices=config.execution.node_devices),
+            mesh,
             lock,
             heartbeats=heartbeats,
             overwrite=overwrite,
             change_course=change_course,
             extensions=extensions,
+            on_checked=functools.partial(_compile_while_building, programs),
         )
         checkpointing = Checkpointing(lock)
         hooks = [*default_hooks(run, checkpointing, trackers), *hooks]
-        return _train(run, hooks, checkpointing, planned, heartbeats)
+        return _train(run, hooks, checkpointing, planned, heartbeats, programs)
+
+
+def _compile_while_building(programs: RunPrograms, config: Config, first_step: int) -> None:
+    """Starts compiling before a missing corpus is built, which takes as long.
+
+    Not in a run of several processes, which compile together on some platforms, and of which one builds.
+    """
+    if hosts.num_processes() == 1 and not pathlib.Path(config.data.corpus).exists():
+        programs.start_compiling(config, first_step)
 
 
 def _check_arguments(
@@ -144,6 +158,7 @@ def _train(
     checkpointing: Checkpointing,
     planned: Replay | None,
     heartbeats: Heartbeats,
+    programs: RunPrograms,
 ) -> TrainResult:
     """Restores or creates the state, and trains until the end, through all rollbacks."""
     config = run.config
@@ -155,14 +170,17 @@ def _train(
         # Before the state exists: the teacher and the state may not fit in memory together.
         teachers = load_predictions(run) if is_resumed else compute_predictions(run, heartbeats)
         run = dataclasses.replace(run, teachers=teachers)
-    programs = RunPrograms(run)
     if planned is not None:
         replay(run, planned, programs)  # before the state is restored: two may not fit in memory
     with _set_up(hooks, run, heartbeats):
         first_step = run.start.step if run.start is not None and is_resumed else 0
         restoring = f"restoring step {first_step} and " if first_step else ""
-        with working(f"{restoring}compiling the step"), programs.compiling_in_background(first_step):
+        with (
+            working(f"{restoring}compiling the step"),
+            programs.compiling_in_background(config, first_step),
+        ):
             state = starting_state(run, heartbeats)
+            compile_values(run)
             heartbeats.enter(COMPILE, int(state.step))  # the rest of the compilation is waited for
         if config.dpo.has_reference and not is_resumed:
             # With the state that will train: nothing has changed it yet, and it is the only copy.

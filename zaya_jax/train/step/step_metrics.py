@@ -77,6 +77,16 @@ def train_values(
     }
 
 
+def compile_values(run: PreparedRun) -> None:
+    """Compiles the small programs of `train_values`, of which each operation is one.
+
+    A start does it while it waits for the step's program, instead of after the first step.
+    """
+    model = run.config.model
+    load_entropy(np.zeros((model.num_hidden_layers, model.num_experts + 1), np.int32))
+    run.schedule(0)
+
+
 def peak_of(run: PreparedRun) -> float | None:
     """Returns the dense bfloat16 peak of one device in FLOP/s; None if it is unknown."""
     return peak_flops(run.mesh.devices.flat[0].device_kind)
