@@ -83,8 +83,8 @@ def measure(checkouts: Mapping[str, pathlib.Path], rounds: int) -> list[Starts]:
     starts = [Starts(name, kind, []) for name in checkouts for kind in (COLD, SECOND)]
     for folder in checkouts.values():
         # Python compiles the files of a new checkout once.
-        subprocess.run([sys.executable, *COMMAND, "--help"], env=_environment(folder, folder), check=True,
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+        command, environment = [sys.executable, *COMMAND, "--help"], _environment(folder, folder)
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     for _ in range(rounds):
         for name, checkout in checkouts.items():
             with tempfile.TemporaryDirectory(prefix="zaya-start-") as folder:
@@ -124,13 +124,14 @@ def _start(checkout: pathlib.Path, folder: pathlib.Path) -> dict[str, float]:
         text=True,
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.append(line)
-        name = next((name for prefix, name in SECTIONS.items() if line.startswith(prefix)), None)
-        if name is not None and name not in ends:
-            ends[name] = time.monotonic() - begun
-            if name == "first step":
-                process.send_signal(signal.SIGTERM)
+    with process.stdout:
+        for line in process.stdout:
+            lines.append(line)
+            name = next((name for prefix, name in SECTIONS.items() if line.startswith(prefix)), None)
+            if name is not None and name not in ends:
+                ends[name] = time.monotonic() - begun
+                if name == "first step":
+                    process.send_signal(signal.SIGTERM)
     _, _, usage = os.wait4(process.pid, 0)
     process.returncode = 0  # already waited for
     if "first step" not in ends:
