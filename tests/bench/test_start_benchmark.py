@@ -19,7 +19,7 @@ time.sleep(60)  # until it is stopped
 
 
 def checkout(folder, program):
-    """Writes a package in place of zaya_jax whose `zaya train` is another program."""
+    """Writes a package named zaya_jax whose `zaya train` is another program."""
     (folder / "zaya_jax").mkdir(parents=True)
     (folder / "zaya_jax" / "__init__.py").touch()
     (folder / "zaya_jax" / "cli.py").write_text(program)

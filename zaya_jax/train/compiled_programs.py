@@ -296,6 +296,7 @@ class RunPrograms:
           config: config of the run.
           first_step: number of completed steps.
         """
+        # From the config alone: the sizes of the corpora are known only when they are built.
         ranges = (step_range.after(first_step) for step_range in step_ranges(config))
         first = next((step_range for step_range in ranges if step_range.num_steps > 0), None)
         if self._thread is None and first is not None:

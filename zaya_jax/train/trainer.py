@@ -180,6 +180,7 @@ def _train(
             programs.compiling_in_background(config, first_step),
         ):
             state = starting_state(run, heartbeats)
+            # The step's program takes longer than the state.
             compile_values(run)
             heartbeats.enter(COMPILE, int(state.step))  # the rest of the compilation is waited for
         if config.dpo.has_reference and not is_resumed:

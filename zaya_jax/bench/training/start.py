@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-import zaya_jax
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser, check_at_least
 from zaya_jax.text_tables import dense_table, name_column
@@ -85,17 +84,19 @@ def measure(checkouts: Mapping[str, pathlib.Path], rounds: int) -> list[Starts]:
         # Python compiles the files of a new checkout once.
         command, environment = [sys.executable, *COMMAND, "--help"], _environment(folder, folder)
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    # The rounds are the outer loop, so that a change of the machine's load affects all checkouts.
     for _ in range(rounds):
         for name, checkout in checkouts.items():
             with tempfile.TemporaryDirectory(prefix="zaya-start-") as folder:
                 for each in starts:
+                    # Both kinds in one folder: the second start finds what the first one left there.
                     if each.checkout == name:
                         each.seconds.append(_start(checkout, pathlib.Path(folder)))
     return starts
 
 
 def _checkouts(base: str | None) -> dict[str, pathlib.Path]:
-    here = pathlib.Path(zaya_jax.__file__).parents[1]
+    here = pathlib.Path(__file__).resolve().parents[3]
     if base is None:
         return {"this": here}
     folder = pathlib.Path(base).resolve()
@@ -130,8 +131,10 @@ def _start(checkout: pathlib.Path, folder: pathlib.Path) -> dict[str, float]:
             name = next((name for prefix, name in SECTIONS.items() if line.startswith(prefix)), None)
             if name is not None and name not in ends:
                 ends[name] = time.monotonic() - begun
+                # Saves the step and exits, as a scheduler's signal does.
                 if name == "first step":
                     process.send_signal(signal.SIGTERM)
+    # Unlike RUSAGE_CHILDREN, the usage of this process alone.
     _, _, usage = os.wait4(process.pid, 0)
     process.returncode = 0  # already waited for
     if "first step" not in ends:

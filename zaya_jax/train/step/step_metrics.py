@@ -83,6 +83,7 @@ def compile_values(run: PreparedRun) -> None:
     A start does it while it waits for the step's program, instead of after the first step.
     """
     model = run.config.model
+    # The type of the counts, which the programs are compiled for.
     load_entropy(np.zeros((model.num_hidden_layers, model.num_experts + 1), np.int32))
     run.schedule(0)
 
