@@ -138,3 +138,38 @@ def test_a_slice_counts_as_a_slice():
     assert moved_bytes(program) == 40 * (taking + putting) + 2 * whole
     assert moved_bytes(program, "loss") == 40 * taking
     assert moved_bytes(program, "los") == 0
+
+
+IN_PLACE = """\
+%look_up (p0: bf16[4,5,8], p1: s32[3,1]) -> f32[3,8] {
+  %p0 = bf16[4,5,8]{2,1,0} parameter(0)
+  %p1 = s32[3,1]{1,0} parameter(1)
+  %turned = bf16[5,4,8]{2,1,0} transpose(%p0), dimensions={1,0,2}
+  %table = bf16[20,8]{1,0} bitcast(%turned)
+  %rows = bf16[3,8]{1,0} gather(%table, %p1), offset_dims={1}, slice_sizes={1,8}
+  ROOT %wide = f32[3,8]{1,0} convert(%rows)
+}
+
+%add_rows (p0: f32[20,8], p1: f32[3,1,8], p2: s32[3,1]) -> f32[20,8] {
+  %p0.1 = f32[20,8]{1,0} parameter(0)
+  %p1.1 = f32[3,1,8]{2,1,0} parameter(1)
+  %p2.1 = s32[3,1]{1,0} parameter(2)
+  ROOT %sums = f32[20,8]{1,0} scatter(%p0.1, %p2.1, %p1.1), update_window_dims={1,2}, to_apply=%add
+}
+
+ENTRY %main (table: bf16[4,5,8], rows: s32[3,1], updates: f32[3,1,8]) -> f32[20,8] {
+  %table.1 = bf16[4,5,8]{2,1,0} parameter(0)
+  %rows.1 = s32[3,1]{1,0} parameter(1)
+  %updates.1 = f32[3,1,8]{2,1,0} parameter(2)
+  %got = f32[3,8]{1,0} fusion(%table.1, %rows.1), kind=kLoop, calls=%look_up
+  %sums.1 = f32[20,8]{1,0} custom-call(), custom_call_target="AllocateBuffer"
+  ROOT %new = f32[20,8]{1,0} fusion(%sums.1, %updates.1, %rows.1), kind=kInput, calls=%add_rows
+}
+"""
+
+
+def test_rows_of_a_table_count_as_rows_and_an_allocation_as_nothing():
+    rows, indices = 3 * 8, 3 * 4
+    looking_up = rows * 2 + indices + rows * 4  # bfloat16 rows become float32
+    adding = rows * 4 + indices + 2 * rows * 4  # the updates, and the sums read and written
+    assert moved_bytes(Program(IN_PLACE)) == looking_up + adding
