@@ -11,6 +11,7 @@ from zaya_jax.config import Config
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.plan.arithmetic import operations
 from zaya_jax.plan.compiled.hlo import Program, in_scope
+from zaya_jax.plan.compiled.traffic import ALLOCATION
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.memory import expert_bytes, partitioned_bytes, state_bytes
@@ -95,12 +96,16 @@ def test_a_gpu_orthogonalizes_only_its_own_matrices(nodes):
 
 
 def test_flops_of_experts_and_head_equal_the_arithmetic(nodes):
-    """Experts: forward and recomputed, by the vendor's product. Head: forward and twice backward."""
+    """Experts: forward and recomputed, by the vendor's product. Head: twice backward; the kernel of the loss
+    computes the logits.
+    """
     config = small_zaya1(8 * nodes)
     program, tokens = Program(compiled(nodes).hlo), 2 * 64
     forward = operations(config, 8 * nodes).forward
     assert program.flops("ragged_dot_general") == 2 * forward["experts"] * tokens
-    assert program.flops("loss") == 3 * forward["head"] * tokens
+    assert program.flops("loss") == 2 * forward["head"] * tokens
+    kernels = {kernel.name for kernel in compiled(nodes).kernels}
+    assert {name for name in kernels if "cross_entropy" in name} == {"cross_entropy_probabilities"}
 
 
 @functools.cache
@@ -141,6 +146,20 @@ def test_transfers_in_a_node_and_between_nodes_have_a_stream_each():
                 scope = "gather_weights" if in_scope(each.op_name, "gather_weights") else "experts"
                 streams[scope].update(re.findall(r'_xla_stream_annotation="(\d+)"', each.attributes) or "?")
     assert streams == {"experts": {"0"}, "gather_weights": {"1"}}
+
+
+def test_stacks_of_a_loop_over_layers_are_not_filled_with_zeros_first():
+    """Each layer writes its part of the stacks that the backward pass reads."""
+    program, num_layers = Program(compiled_in_nodes().hlo), 3
+    stacks = [
+        instruction
+        for instruction in program.computations[program.entry]
+        if not instruction.operands and instruction.opcode in ("fusion", "broadcast", "custom-call")
+        for shape in instruction.shapes
+        if shape.sizes[:1] == (num_layers,) and shape.num_bytes >= num_layers * 2 * 64 * 256
+    ]
+    assert stacks
+    assert all(ALLOCATION in instruction.attributes for instruction in stacks)
 
 
 def sent(collectives, scope):

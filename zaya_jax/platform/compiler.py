@@ -9,17 +9,16 @@ from jax.sharding import Mesh
 
 OVERLAP_GATHERS = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
-    # The older name of an option, and its name since jax 0.12.
-    "xla_gpu_enable_pipelined_all_gather": True,
-    "xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON",
     # With fewer, the gathers of a layer's matrices in the node would postpone the transfer between nodes.
     "xla_gpu_experimental_parallel_collective_overlap_limit": 8,
     # XLA does not know how long a transfer takes, and would start it just before its result is needed.
     "xla_gpu_experimental_collective_start_as_early_as_possible": True,
+    # The loop over layers fills its stacks of activations: XLA need not write zeros into them before it.
+    "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
 }
 """Options that overlap transfers of experts with computation; by default XLA waits for each gather at once.
-According to `zaya plan --compile`, a step of configs/zaya1_8b.py on 128 x 8 MI300X takes 444 ms with them,
-about 495 without the last, and about 573 with two transfers at a time (published case, 2026-11-26)."""
+docs/validation.md has the effect of each. XLA's pipelining of all-gathers is not among them: it moves one
+iteration out of the loop over layers, which then no longer fills its stacks, and they need their zeros."""
 
 
 def compiler_options(

@@ -127,8 +127,13 @@ def attend_within(
     segments_BT: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T N H"]:
     """Causal softmax self-attention within the window and the document."""
+    operands = q_BTNH, k_BTKH, v_BTKH
+    # Their kernel reads and writes less than keeping them in the stacks of a loop over layers does, which
+    # copies them into the stack and out of it.
+    if execution.implementation_of("cca") != "pallas":
+        operands = name_operands(*operands)
     out_BTNH, _ = flash_attention(
-        *name_operands(q_BTNH, k_BTKH, v_BTKH),
+        *operands,
         # A window that is an array costs a comparison in every block, so it is only passed if needed.
         window=window if HYBRID_SLIDING in config.layer_types else None,
         query_segments_BT=segments_BT,

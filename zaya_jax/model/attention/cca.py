@@ -117,7 +117,7 @@ def cca_projection(
     """
     if segments_BT is not None:
         # Left padding must not change the state, which is zeros before the first token.
-        x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
+        x_BTD = _without_padding(x_BTD, segments_BT, by_product=implementation == "pallas")
     projected_BTX, current_BTU, delayed_BTU = _project(x_BTD, weights["projections"], state)
     latent_BTC = projected_BTX[:, :, : state.tail_BWC.shape[2]]
     if shared is not None:
@@ -137,6 +137,20 @@ def cca_projection(
     history_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
     tail_BWC = _last(history_BSC, state.tail_BWC.shape[1], num_new_B).astype(state.tail_BWC.dtype)
     return q_BTNH, k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
+
+
+def _without_padding(x_BTD: jax.Array, segments_BT: jax.Array, *, by_product: bool) -> jax.Array:
+    """Zeros where a token is padding.
+
+    Args:
+      x_BTD: normalized hidden states.
+      segments_BT: document ids; 0 is padding.
+      by_product: whether to multiply by 0 or 1, which XLA fuses with the norm on a GPU. The condition of a
+        select it expands to the size of x, and every layer reads it and as many zeros.
+    """
+    if by_product:
+        return x_BTD * (segments_BT != 0).astype(x_BTD.dtype)[:, :, None]
+    return jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
 
 
 def _last(history_BSX: jax.Array, size: int, num_new_B: jax.Array | None) -> jax.Array:
