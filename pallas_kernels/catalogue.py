@@ -16,7 +16,7 @@ from pallas_kernels.cca import CcaWeights, cca
 from pallas_kernels.cross_entropy import cross_entropy
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.flash_attention import flash_attention
-from pallas_kernels.grouped_matmul import grouped_matmul, grouped_swiglu
+from pallas_kernels.grouped_matmul import grouped_feed_forward, grouped_matmul, grouped_swiglu
 from pallas_kernels.newton_schulz import newton_schulz
 from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
 
@@ -120,6 +120,7 @@ class Case:
       backward: work of the backward pass alone.
       kernels: names of its kernels in `backend.launch`; True for those that multiply matrices.
       implementations: implementations that benchmarks compare, ours first.
+      forms: implementations that launch our kernels, which reports compile and execute.
       tolerance: largest relative norm of the difference between two implementations in bfloat16: a few
         roundings, times the amplification by the operation.
     """
@@ -132,6 +133,7 @@ class Case:
     num_differentiated: int = 0
     backward: Work = Work(0, 0)
     implementations: tuple[str, ...] = ("pallas", "xla")
+    forms: tuple[str, ...] = ("pallas",)
     tolerance: float = 0.03
 
     def with_gradients(self, implementation: str) -> Callable[..., Any]:
@@ -148,6 +150,10 @@ class Case:
 
         return call
 
+    def with_kernels(self) -> Callable[..., Any]:
+        """Returns a function from the arguments to the results and gradients of each of `forms`."""
+        return lambda *arguments: [self.with_gradients(form)(*arguments) for form in self.forms]
+
 
 def cases(sizes: Sizes, dtype: Any = jnp.bfloat16) -> list[Case]:
     """Returns all operations at the given sizes.
@@ -161,6 +167,7 @@ def cases(sizes: Sizes, dtype: Any = jnp.bfloat16) -> list[Case]:
         _flash_attention,
         _grouped_swiglu,
         _grouped_matmul,
+        _grouped_feed_forward,
         _cross_entropy,
         _newton_schulz,
         _decode_attention,
@@ -293,6 +300,42 @@ def _grouped_matmul(sizes: Sizes, dtype: jnp.dtype) -> Case:
     )
 
 
+def _grouped_feed_forward(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    """Both products of the experts; our kernels compute the gradients alone."""
+    first, up = _grouped(sizes, dtype, (sizes.width, 2 * sizes.expert_width))
+    _, down = _grouped(sizes, dtype, (sizes.expert_width, sizes.width))
+
+    def make(key):
+        parts = jax.random.split(key, 3)
+        rows, gate_up, group_sizes = first(parts[0])
+        shape = (sizes.experts, sizes.expert_width, sizes.width)
+        weights = _normal(parts[1], shape, dtype, sizes.expert_width**-0.5)
+        scale = jax.random.uniform(parts[2], (sizes.rows,), minval=0.1)
+        return rows, gate_up, weights, scale, group_sizes
+
+    def call(rows, gate_up, down, scale, group_sizes, **options):
+        return grouped_feed_forward(rows, gate_up, down, group_sizes, scale_P=scale, **options)
+
+    # Gate and up are written and read once more in each direction, and so are the activations.
+    between = 6 * sizes.rows * sizes.expert_width * dtype.itemsize
+    work = Work(up.flops + down.flops, up.num_bytes + down.num_bytes)
+    return Case(
+        name="grouped_feed_forward",
+        function=call,
+        make=make,
+        num_differentiated=4,
+        forward=Work(work.flops, work.num_bytes + between),
+        backward=Work(2 * work.flops, 2 * work.num_bytes + between),
+        kernels={
+            "activation_backward": False,
+            "grouped_matmul_grad_rows": True,
+            "grouped_matmul_grad_weights": True,
+        },
+        implementations=("ragged_dot+pallas", "xla"),
+        forms=("ragged_dot+pallas",),
+    )
+
+
 def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
     rows, width, entries = sizes.rows, sizes.width, sizes.vocabulary
 
@@ -310,8 +353,7 @@ def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
         function=cross_entropy,
         make=make,
         num_differentiated=2,
-        # The kernels compute the logits once more in the backward pass; the minimum work of it is two
-        # products.
+        # "pallas" computes the logits once more in the backward pass; the minimum work of it is two products.
         forward=Work(product, moved),
         backward=Work(2 * product, 2 * moved),
         kernels={
@@ -319,7 +361,10 @@ def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "cross_entropy_grad_logits": True,
             # The last chunk, if the vocabulary is not a multiple of the chunk.
             "cross_entropy_grad_logits_rest": True,
+            "cross_entropy_probabilities": True,
         },
+        implementations=("pallas", "xla", "pallas+xla"),
+        forms=("pallas", "pallas+xla"),
     )
 
 

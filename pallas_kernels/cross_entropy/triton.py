@@ -6,7 +6,8 @@ vocabulary instead of keys. Backward, a program recomputes a block of logits and
 chunk of the vocabulary at a time: a row of the gradient of the hidden states, D float32 numbers, does not fit
 registers, so that the two products with D outputs are plain ones.
 
-Letters are those of the package; I counts rows of a block, J vocabulary entries of a block.
+Letters are those of the package; I counts rows of a block, J vocabulary entries of a block, K blocks of the
+vocabulary.
 """
 
 import dataclasses
@@ -97,12 +98,63 @@ def forward(
     top_RP, total_RP = launch(kernel, operands, results, blocks, grid=grid, name="cross_entropy")
     # Each program read a part of the vocabulary: their maxima and sums, a few numbers per row, are combined
     # here.
-    top_P = top_RP.max(axis=0)
-    logsumexp_P = top_P + jnp.log(jnp.sum(total_RP * jnp.exp(top_RP - top_P), axis=0))
-    return logsumexp_P, _target_logits(hidden_PD, table_VD, bias_V, targets_P)
+    return logsumexp_of_blocks(top_RP, total_RP), target_logits(hidden_PD, table_VD, bias_V, targets_P)
 
 
-def _target_logits(hidden_PD, table_VD, bias_V, targets_P) -> jax.Array:
+def block_probabilities(
+    hidden_PD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None, blocks: Blocks
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns exponentials of all logits relative to the maximum of their block, and how to scale them.
+
+    A block is `blocks.entries` neighboring vocabulary entries of one row. Relative to its maximum no
+    exponential overflows, and none is rounded to zero that matters within the block. `grad_from_blocks` turns
+    them into the gradient without reading float32 logits, which would be twice the bytes, and without a
+    second product.
+
+    Args:
+      hidden_PD: final hidden states.
+      table_VD: tied embedding.
+      bias_V: bias of the logits; None for none.
+      blocks: block sizes of the kernel.
+
+    Returns:
+      The exponentials, [P, V], in the dtype of the hidden states, the maximum of each block, [blocks, P], and
+      the sum of its exponentials, [blocks, P], both float32.
+    """
+    num_entries = table_VD.shape[0]
+    num_blocks = pl.cdiv(num_entries, blocks.entries)
+    shape = _Shape(hidden_PD, table_VD, blocks, is_whole=num_entries % blocks.entries == 0)
+
+    def kernel(hidden, table, *references):
+        *biases, exponentials, tops, totals = references
+        row, block = pl.program_id(0) * blocks.rows, pl.program_id(1)
+        entry, is_row_I = block * blocks.entries, shape.is_row(row)
+        logits_IJ = shape.logits(hidden, table, biases, row, entry)
+        top_I = jnp.max(logits_IJ, axis=1)
+        exponentials_IJ = exp2((logits_IJ - top_I[:, None]) * LOG2_E)
+        # The sum is of the exponentials before they are rounded, so that the loss is as exact as from logits.
+        for reference, values_I in ((tops, top_I), (totals, jnp.sum(exponentials_IJ, axis=1))):
+            store(reference.at[block, pl.ds(row, blocks.rows)], values_I, is_row_I)
+        is_entry_J = entry + jnp.arange(blocks.entries) < num_entries
+        at = exponentials.at[pl.ds(row, blocks.rows), pl.ds(entry, blocks.entries)]
+        store(at, exponentials_IJ, is_row_I[:, None] & is_entry_J[None, :])
+
+    grid = shape.num_row_blocks, num_blocks
+    results = [jax.ShapeDtypeStruct((shape.num_rows, num_entries), hidden_PD.dtype)]
+    results += [jax.ShapeDtypeStruct((num_blocks, shape.num_rows), jnp.float32)] * 2
+    operands = (hidden_PD, table_VD, *_given(bias_V))
+    name = "cross_entropy_probabilities"
+    exponentials_PV, top_KP, total_KP = launch(kernel, operands, results, blocks, grid=grid, name=name)
+    return exponentials_PV, top_KP, total_KP
+
+
+def logsumexp_of_blocks(top_KP: jax.Array, total_KP: jax.Array) -> jax.Array:
+    """Combines maxima and sums of exponentials of parts of the vocabulary, [parts, P], to the logsumexp."""
+    top_P = top_KP.max(axis=0)
+    return top_P + jnp.log(jnp.sum(total_KP * jnp.exp(top_KP - top_P), axis=0))
+
+
+def target_logits(hidden_PD, table_VD, bias_V, targets_P) -> jax.Array:
     """Computes the logit of each target as one dot product: cheaper than to look for it in all blocks."""
     # An invalid target reads some other row, whose logit is replaced with 0 at the end.
     entries_PD = table_VD.at[targets_P].get(mode="clip")

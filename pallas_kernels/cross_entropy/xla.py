@@ -43,11 +43,39 @@ def cross_entropy_xla(
 def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk):
     """Returns the results, and the gradients of the loss as residuals."""
 
-    def add(sums: Any, rows: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-        hidden_ZD, targets_Z, weights_Z = rows
+    def differentiate(hidden_ZD, targets_Z, weights_Z):
         logits_ZV = _logits(hidden_ZD, table_VD, bias_V)
         loss, logsumexp_Z = _loss(logits_ZV, targets_Z, weights_Z, z_loss)
-        grad_ZV = _grad_logits(logits_ZV, logsumexp_Z, targets_Z, weights_Z, z_loss)
+        return loss, logsumexp_Z, _grad_logits(logits_ZV, logsumexp_Z, targets_Z, weights_Z, z_loss)
+
+    return gradients_by_chunk(differentiate, hidden_PD, table_VD, bias_V, targets_P, weights_P, chunk)
+
+
+def gradients_by_chunk(
+    differentiate: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
+    hidden_PD: jax.Array,
+    table_VD: jax.Array,
+    bias_V: jax.Array | None,
+    targets_P: jax.Array,
+    weights_P: jax.Array,
+    chunk: int,
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array | None]]:
+    """Returns the loss and the logsumexp of each row, and the gradients of hidden states, table and bias.
+
+    Args:
+      differentiate: function from hidden states, targets and weights of some rows to their loss, the
+        logsumexp of each, and the gradient of their logits.
+      hidden_PD: final hidden states.
+      table_VD: tied embedding.
+      bias_V: bias of the logits; None for none.
+      targets_P: target token of each row.
+      weights_P: weight of each row.
+      chunk: number of rows that are passed to the function at a time.
+    """
+
+    def add(sums: Any, rows: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+        hidden_ZD, targets_Z, weights_Z = rows
+        loss, logsumexp_Z, grad_ZV = differentiate(hidden_ZD, targets_Z, weights_Z)
         grad_bias_V = None if bias_V is None else grad_ZV.sum(axis=0)
         # Rounded for the two products only; the gradient of the bias is a plain sum and was taken before.
         grad_ZV = grad_ZV.astype(hidden_ZD.dtype)
@@ -65,6 +93,11 @@ def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk):
 
 def _backward(z_loss, chunk, gradients, grads):
     del z_loss, chunk
+    return scale_gradients(gradients, grads)
+
+
+def scale_gradients(gradients: Any, grads: Any) -> tuple[Any, ...]:
+    """The backward pass: the gradients of `gradients_by_chunk` times the incoming gradient of the loss."""
     grad, _ = grads
     # The forward pass has computed gradients for an incoming gradient of 1, in which they are linear.
     return *jax.tree.map(lambda x: (grad * x).astype(x.dtype), gradients), None, None

@@ -28,7 +28,8 @@ BLOCKS = {
         grad_keys=Tile(queries=16, keys=64, num_stages=2),
     ),
     128: Blocks(
-        forward=Tile(queries=128, keys=64),
+        # With 64 keys Triton of jax 0.12 needs 276 registers, too many for a second wavefront per SIMD.
+        forward=Tile(queries=128, keys=32, num_stages=2),
         grad_queries=Tile(queries=128, keys=32),
         grad_keys=Tile(queries=16, keys=64, num_stages=2),
     ),

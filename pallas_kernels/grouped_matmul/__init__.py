@@ -15,7 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.choice import choose
 from pallas_kernels.errors import ArgumentError
-from pallas_kernels.grouped_matmul import blocked, pallas, primus_turbo, triton, xla
+from pallas_kernels.grouped_matmul import activation, blocked, pallas, primus_turbo, triton, xla
+from pallas_kernels.grouped_matmul.feed_forward import activated_product
 from pallas_kernels.grouped_matmul.operands import Operands, operands_of
 from pallas_kernels.grouped_matmul.pallas import BLOCKS, FLOAT32_BLOCKS
 from pallas_kernels.grouped_matmul.quantized import multiply_quantized
@@ -59,7 +60,7 @@ def grouped_matmul(
     if isinstance(weights_EDF, QuantizedMatrix):
         return multiply_quantized(rows_PD, weights_EDF, group_sizes_E, implementation=implementation)
     operands = operands_of(rows_PD, weights_EDF, group_sizes_E)
-    return _multiply(operands, _directions("grouped_matmul", implementation, operands, blocks))
+    return _multiply(operands, _directions("grouped_matmul", implementation, rows_PD, blocks))
 
 
 def grouped_swiglu(
@@ -98,7 +99,7 @@ def grouped_swiglu(
         gate_up_PQ = multiply_quantized(rows_PD, weights_EDQ, group_sizes_E, implementation=implementation)
         return _activate(gate_up_PQ, scale_P)
     operands = operands_of(rows_PD, weights_EDQ, group_sizes_E)
-    directions = _directions("grouped_swiglu", implementation, operands, blocks)
+    directions = _directions("grouped_swiglu", implementation, rows_PD, blocks)
     if directions.forward == "pallas":
         hidden_PF: Any = pallas.swiglu(operands, directions.blocks)
         # The scale is a separate pass: its gradient needs the unscaled activations.
@@ -106,6 +107,60 @@ def grouped_swiglu(
     # Named for remat policies: the gradient of the activation needs gate and up, and computing them again
     # costs a whole product.
     return _activate(checkpoint_name(_multiply(operands, directions), KEPT), scale_P)
+
+
+def grouped_feed_forward(
+    rows_PD: jax.Array,
+    gate_up_EDQ: AnyMatrix,
+    down_EFD: AnyMatrix,
+    group_sizes_E: jax.Array,
+    *,
+    scale_P: jax.Array,
+    is_kept: bool = True,
+    implementation: str | None = None,
+    blocks: Blocks | None = None,
+) -> jax.Array:
+    """Computes both products of the experts: `grouped_matmul(grouped_swiglu(rows, gate_up), down)`.
+
+    If the kernels compute only the gradients, one kernel recomputes the activations and differentiates them:
+    it reads gate, up and the gradient once, where XLA reads them twice. A backward pass that computes the
+    result again computes the activations for it anyway, and gains nothing.
+
+    Args:
+      rows_PD: rows, sorted by group.
+      gate_up_EDQ: one matrix for each group, Q = 2*F columns: those of gate, then those of up.
+      down_EFD: one matrix for each group.
+      group_sizes_E: number of rows of each group, int32, at most P in sum.
+      scale_P: factor of each row, float32, such as its router probability.
+      is_kept: whether the backward pass finds the result in memory.
+      implementation: as for `grouped_swiglu` and `grouped_matmul`.
+      blocks: block sizes of the kernels; None for those of `blocks_for`.
+
+    Returns:
+      Products, [P, D], in the dtype of the rows; zeros after the last group.
+
+    Raises:
+      ArgumentError: for the reasons of `grouped_matmul` and `grouped_swiglu`.
+    """
+    options: dict[str, Any] = {"implementation": implementation, "blocks": blocks}
+    directions = _directions("grouped_feed_forward", implementation, rows_PD, blocks)
+    is_separate = not is_kept or directions.backward != "pallas" or directions.forward == "pallas"
+    is_separate |= down_EFD.shape[1] > activation.WIDEST
+    if is_separate or isinstance(gate_up_EDQ, QuantizedMatrix) or isinstance(down_EFD, QuantizedMatrix):
+        hidden_PF = grouped_swiglu(rows_PD, gate_up_EDQ, group_sizes_E, scale_P=scale_P, **options)
+        return grouped_matmul(hidden_PF, down_EFD, group_sizes_E, **options)
+    if gate_up_EDQ.shape[-1] != 2 * down_EFD.shape[1]:
+        raise ArgumentError(
+            f"weights {gate_up_EDQ.shape} and {down_EFD.shape}: gate and up must have the width of the rows "
+            "of the second product"
+        )
+    first = operands_of(rows_PD, gate_up_EDQ, group_sizes_E)
+    gate_up_PQ = checkpoint_name(_multiply(first, directions), KEPT)
+    # The rows of the second product are computed from these, of which half have its width.
+    second = operands_of(gate_up_PQ[:, : down_EFD.shape[1]], down_EFD, group_sizes_E)._replace(rows_PD=None)  # pyright: ignore[reportArgumentType]
+    multiply = directions.form(directions.forward).multiply
+    out: Any = activated_product(gate_up_PQ, scale_P, second, multiply, directions.blocks)
+    return out
 
 
 def _activate(gate_up_PQ: jax.Array, scale_P: jax.Array | None) -> jax.Array:
@@ -134,17 +189,17 @@ class _Directions:
 
 
 def _directions(
-    operation: str, implementation: str | None, operands: Operands, blocks: Blocks | None
+    operation: str, implementation: str | None, rows_PD: jax.Array, blocks: Blocks | None
 ) -> _Directions:
-    blocks = pallas.blocks_for(operands.rows_PD.dtype) if blocks is None else blocks
+    blocks = pallas.blocks_for(rows_PD.dtype) if blocks is None else blocks
     # Decoding has few rows, for which the fixed cost of a vendor's grouped product dominates.
-    has_few_rows = operands.rows_PD.shape[0] <= blocked.FEW_ROWS
+    has_few_rows = rows_PD.shape[0] <= blocked.FEW_ROWS
     chosen = choose(operation, implementation, has_few_rows=has_few_rows)
     # "a+b" is a for the forward pass and b for the gradients.
     forward, _, backward = chosen.partition("+")
     directions = _Directions(forward, backward or forward, blocks)
     if "pallas" in (directions.forward, directions.backward):
-        triton.check(operands.rows_PD.dtype.itemsize, blocks)
+        triton.check(rows_PD.dtype.itemsize, blocks)
     return directions
 
 

@@ -31,7 +31,7 @@ def kernels_of(dtype, monkeypatch):
             for case in cases(SIZES["toy"], dtype):
                 # Tracing compiles the launches; nothing is executed.
                 arguments = jax.eval_shape(case.make, jax.random.key(0))
-                jax.jit(case.with_gradients("pallas")).lower(*arguments)
+                jax.jit(case.with_kernels()).lower(*arguments)
     finally:
         compiler.close()
     return [read_code_object(each.code)[each.kernel] for each in compiled]

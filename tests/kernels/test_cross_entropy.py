@@ -104,7 +104,7 @@ def check(shape, dtype, *, has_bias=False, z_loss=0.0):
         with jax.enable_x64(True):
             operands = (*exact, np.float64(bias), targets, np.float64(weights), np.float64(np.float32(0.7)))
             expected = jax.tree.map(np.asarray, compiled(reference(z_loss), has_bias)(*operands))
-        for form in FORMS:
+        for form in (*FORMS, "pallas+xla"):
             operands = hidden, table, jnp.asarray(bias), targets, weights, jnp.float32(0.7)
             results = compiled(ours(z_loss, form), has_bias)(*operands)
             assert results[0].dtype == jnp.float32
@@ -164,7 +164,7 @@ def test_a_cpu_takes_xla():
 
 def test_weights_take_no_gradient():
     hidden, table, _, targets, weights = small()
-    for implementation in ("xla", "pallas"):
+    for implementation in (*FORMS, "pallas+xla"):
         loss = functools.partial(
             cross_entropy, hidden, table, targets, implementation=implementation, blocks=BLOCKS
         )
@@ -174,7 +174,7 @@ def test_weights_take_no_gradient():
 def test_the_logsumexp_of_each_row():
     hidden, table, _, targets, weights = small()
     expected = np.log(np.exp(np.float64(hidden) @ np.float64(table).T).sum(axis=1))
-    for implementation in ("xla", "pallas"):
+    for implementation in (*FORMS, "pallas+xla"):
 
         def logsumexp(hidden, name=implementation):
             return cross_entropy(hidden, table, targets, weights, implementation=name, blocks=BLOCKS)[1]
@@ -187,9 +187,25 @@ def test_the_logsumexp_of_each_row():
 def test_no_rows():
     hidden, table, bias, targets, weights = small()
     empty = hidden[:0], table, bias
-    value, pull_back = jax.vjp(lambda *x: ours(0.0)(*x, targets[:0], weights[:0]), *empty)
-    assert value == 0
-    assert [g.shape for g in pull_back(value)] == [x.shape for x in empty]
+    for name in ("pallas", "pallas+xla"):
+        loss = functools.partial(ours(0.0, name), targets=targets[:0], weights=weights[:0])
+        value, pull_back = jax.vjp(loss, *empty)
+        assert value == 0
+        assert [g.shape for g in pull_back(value)] == [x.shape for x in empty]
+
+
+def test_the_gradient_of_a_probable_target_is_not_lost_in_rounding():
+    """Its probability is within half a unit of bfloat16 of 1; the gradient is the difference."""
+    hidden = jnp.ones((1, 16), jnp.bfloat16)
+    table = jnp.zeros((32, 16), jnp.bfloat16).at[3].set(0.75)  # logits of 12 and 0
+    targets, weights = jnp.int32([3]), jnp.ones(1)
+
+    def loss(table):
+        return ours(0.0, "pallas+xla")(hidden, table, None, targets, weights)
+
+    probability = np.exp(12) / (np.exp(12) + 31)
+    assert jnp.bfloat16(probability) == 1
+    np.testing.assert_allclose(jnp.float32(jax.grad(loss)(table)[3]), probability - 1, rtol=2.0**-8)
 
 
 def test_no_array_of_rows_times_vocabulary():

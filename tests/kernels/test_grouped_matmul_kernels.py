@@ -27,7 +27,8 @@ from kernel_base import (
 )
 
 from pallas_kernels import choice
-from pallas_kernels.grouped_matmul import Blocks, grouped_matmul, grouped_swiglu
+from pallas_kernels.grouped_matmul import Blocks, grouped_feed_forward, grouped_matmul, grouped_swiglu
+from pallas_kernels.grouped_matmul.activation import swiglu_backward
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference, grouped_swiglu_reference
 from pallas_kernels.grouped_matmul.triton import Tile
 from pallas_kernels.product import in_stack
@@ -188,6 +189,82 @@ def test_an_implementation_for_each_direction(operation):
     assert "ragged_dot" in forward
     assert "pallas_call" not in forward
     assert "pallas_call" in gradients
+
+
+def feed_forward_reference(rows, gate_up, down, scale, sizes):
+    hidden = grouped_swiglu_reference(rows, gate_up, sizes) * scale[:, None]
+    return grouped_matmul_reference(hidden, down, sizes)
+
+
+@functools.cache
+def compiled_feed_forward(function):
+    def both(rows, gate_up, down, scale, sizes, grad):
+        out, pull_back = jax.vjp(lambda *x: function(*x, sizes), rows, gate_up, down, scale)
+        return out, pull_back(grad)
+
+    return fast_jit(both)
+
+
+def joint_feed_forward(rows, gate_up, down, scale, sizes):
+    implementation = "ragged_dot+pallas"
+    return grouped_feed_forward(
+        rows, gate_up, down, sizes, scale_P=scale, implementation=implementation, blocks=BLOCKS
+    )
+
+
+@pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))
+def test_both_products_with_the_gradients_of_the_activation_in_one_pass(shape, dtype):
+    rows, width, hidden, groups = shape
+    arrays = normals(rows, (rows, width), (groups, width, 2 * hidden), (groups, hidden, width), (rows, width))
+    low, exact = rounded(arrays, dtype)
+    scale = np.float32(np.random.default_rng(rows).uniform(0.1, 1, rows))
+    single = 8 * ROUNDOFF["float32"] * (8 + max(shape) ** 0.5)
+    # In bfloat16, gate and up, the activations, their gradient and that of gate and up are rounded before the
+    # products that read them; a gradient depends on up to four roundings.
+    bound = single if dtype == "float32" else 6 * ROUNDOFF[dtype]
+    for kind, sizes in group_sizes(rows, groups).items():
+        sizes = np.asarray(sizes, np.int32)
+        results = compiled_feed_forward(joint_feed_forward)(*low[:3], scale, sizes, low[3])
+        with jax.enable_x64(True):
+            expected = compiled_feed_forward(feed_forward_reference)(
+                *exact[:3], np.float64(scale), sizes, exact[3]
+            )
+            expected = jax.tree.map(np.asarray, expected)
+        assert results[1][3].dtype == jnp.float32
+        if kind == "none":
+            assert not any(np.any(x) for x in jax.tree.leaves(results))
+        else:
+            assert_close(results, expected, (bound, (bound,) * 4))
+
+
+def test_gate_and_up_must_have_the_width_of_the_second_product():
+    rows, gate_up, down = (jnp.zeros(shape) for shape in ((4, 8), (2, 8, 12), (2, 4, 8)))
+    with pytest.raises(ValueError, match="gate and up must have the width of the rows of the second product"):
+        inspect.unwrap(joint_feed_forward)(rows, gate_up, down, jnp.ones(4), jnp.zeros(2, jnp.int32))
+
+
+def test_a_result_that_is_computed_again_has_separate_backward_passes():
+    """It computes the activations again in any case."""
+    rows, gate_up, down = (jnp.ones(shape) for shape in ((4, 8), (2, 8, 12), (2, 6, 8)))
+
+    def loss(rows, is_kept):
+        options = {"implementation": "ragged_dot+pallas", "blocks": BLOCKS, "is_kept": is_kept}
+        out = grouped_feed_forward(rows, gate_up, down, jnp.int32([2, 2]), scale_P=jnp.ones(4), **options)
+        return out.sum()
+
+    gradients = [jax.grad(functools.partial(loss, is_kept=kept)) for kept in (True, False)]
+    programs = [str(jax.make_jaxpr(gradient)(rows)) for gradient in gradients]
+    assert ["activation_backward" in program for program in programs] == [True, False]
+
+
+def test_activations_far_from_zero_have_finite_gradients():
+    """exp(-gate) overflows where silu is 0, and vanishes where it is the identity."""
+    gate = jnp.array([[-1e4, -100.0, 0.0, 100.0, 1e4]])
+    gate_up = jnp.concatenate([gate, jnp.full_like(gate, 2.0)], axis=1)
+    hidden, grad, grad_scale = swiglu_backward(gate_up, jnp.array([0.5]), jnp.ones((1, 5)))
+    np.testing.assert_allclose(hidden, [[0, 0, 0, 100, 1e4]], atol=1e-30)
+    np.testing.assert_allclose(grad, [[0, 0, 0.5, 1, 1, 0, 0, 0, 50, 5e3]], atol=1e-30)
+    np.testing.assert_allclose(grad_scale, [2 * (100 + 1e4)])
 
 
 def test_the_vendor_package_gets_the_arguments_that_it_supports(monkeypatch):

@@ -6,13 +6,12 @@ Letters: P rows (tokens), D model width, E experts, F expert width, G = 2*F gate
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.checkpoint_names import KEPT
-from pallas_kernels.grouped_matmul import group_rows, grouped_matmul, grouped_swiglu
+from pallas_kernels.grouped_matmul import group_rows, grouped_feed_forward
 from pallas_kernels.product import AnyMatrix, QuantizedMatrix
 
 
@@ -43,6 +42,7 @@ def apply_experts(
     scores_P: Float[Array, " P"],
     weights: ExpertWeights,
     *,
+    is_kept: bool = True,
     implementation: str | None = None,
 ) -> Float[Array, "P D"]:
     """`y = s[e] * Expert_e(x)`, where `Expert_e(x) = down(silu(gate(x)) * up(x))` ([ZAYA1-8B] II-A, eq. 1).
@@ -52,21 +52,21 @@ def apply_experts(
       experts_P: e, the selected class of each row, 0..E; class E skips, and its output is zero.
       scores_P: s[e], the router's probability of that class, float32.
       weights: matrices of the experts.
+      is_kept: whether the remat policy keeps the result.
       implementation: implementation of the grouped products, as in `grouped_matmul`.
     """
     # Rows of class E belong to no group: they are sorted after all others, and have no products.
     groups = group_rows(experts_P, weights.down_EFD.shape[0])
-    hidden_PF = grouped_swiglu(
+    out_PD = grouped_feed_forward(
         groups.sort(x_PD),
         weights.gate_up_EDG,
+        weights.down_EFD,
         groups.sizes_E,
         # Multiplying by s[e] before the last product is equivalent, and the backward pass does not need the
         # unweighted output.
         scale_P=groups.sort(scores_P),
+        is_kept=is_kept,
         implementation=implementation,
-    )
-    out_PD: jax.Array = grouped_matmul(
-        hidden_PF, weights.down_EFD, groups.sizes_E, implementation=implementation
     )
     # Named after unsorting, so that the kept array does not need the sort order to be read.
     return checkpoint_name(groups.unsort(out_PD), KEPT)

@@ -28,6 +28,9 @@ REMAT_POLICIES = {
 }
 """Policy by the values of `ExecutionConfig.remat`, where they are described, except "none"."""
 
+KEEP_PRODUCTS = ("none", "products", "attention_and_experts")
+"""Policies that keep the results of the experts' products."""
+
 
 def group_size(num_layers: int) -> int:
     """Number of layers per group of the policy "group".

@@ -27,7 +27,7 @@ from zaya_jax.model.attention.sequence_chunks import SharedSequences, share_sequ
 from zaya_jax.model.cache import Cache, Pool, attend_through_cache, num_new_tokens, with_dtype
 from zaya_jax.model.experts import ExpertWeights, apply_experts, expert_weights
 from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs, with_experts
-from zaya_jax.model.remat import scan_layers, scan_prefetched
+from zaya_jax.model.remat import KEEP_PRODUCTS, scan_layers, scan_prefetched
 from zaya_jax.model.residual import residual_scaling
 from zaya_jax.model.rope import Rotation, rotation_of_layer, rotations
 from zaya_jax.model.router import RouterStats, Routing, route, router_stats
@@ -383,6 +383,7 @@ def routed_experts(
         routing.experts_BT.reshape(-1),
         routing.weights_BT.reshape(-1),
         _weights_of_experts(context, weights["experts"], x_BTD.dtype),
+        is_kept=context.execution.remat in KEEP_PRODUCTS,
         implementation=context.execution.implementation_of("experts"),
     )
     out_BTD = out_PD.reshape(x_BTD.shape)

@@ -8,7 +8,7 @@ from zaya_jax.config import ExecutionConfig, ModelConfig
 OPERATIONS = {
     "attention_implementation": "flash_attention",
     "decode_implementation": "decode_attention",
-    "experts_implementation": "grouped_swiglu",
+    "experts_implementation": "grouped_feed_forward",
     "residual_implementation": "residual_rms_norm",
     "cca_implementation": "cca",
     "loss_implementation": "cross_entropy",
@@ -48,6 +48,6 @@ def describe_implementations(execution: ExecutionConfig, config: ModelConfig) ->
     """Describes in one line which operations are Pallas kernels on the current platform."""
     named = resolve_implementations(execution, config)
     chosen = {field.removesuffix("_implementation"): getattr(named, field) for field in OPERATIONS}
-    templates = {"pallas": "{}", "ragged_dot+pallas": "gradients of {}"}
+    templates = {"pallas": "{}", "ragged_dot+pallas": "gradients of {}", "pallas+xla": "{} without gradients"}
     kernels = [templates[form].format(name) for name, form in chosen.items() if form in templates]
     return f"Pallas kernels: {', '.join(kernels)}; the rest by XLA" if kernels else "Pallas kernels: none"

@@ -43,7 +43,8 @@ class ExecutionConfig:
       context_attention: how the queries of a context-parallel device reach all keys. "gathered" all-gathers
         keys and values, one layer at a time. "ring" passes them from device to device: it needs the least
         memory and takes longer.
-      loss_chunk: tokens per device whose logits exist at the same time; the loss kernel never stores logits.
+      loss_chunk: tokens per device whose logits, or exponentials of them, exist at the same time; with
+        `loss_implementation` "pallas" there are none.
       implementation: implementation of every operation that has a kernel and no setting in a field below:
         "pallas" is the kernel, "xla" plain operations compiled by XLA. None selects what
         `pallas_kernels/choice.py` has measured as best for the platform.
@@ -58,7 +59,9 @@ class ExecutionConfig:
         one pass.
       cca_implementation: queries and keys from latents, with both convolutions; the kernel does all of it in
         one pass.
-      loss_implementation: output head and cross-entropy.
+      loss_implementation: output head and cross-entropy. "xla" stores float32 logits. "pallas+xla" is a
+        kernel that stores their exponentials in `dtype`, and XLA for gradients. "pallas" stores neither and
+        computes the logits twice.
       newton_schulz_implementation: Muon's orthogonalization.
     """
 
@@ -83,7 +86,7 @@ class ExecutionConfig:
     ) = None
     residual_implementation: Literal["xla", "pallas"] | None = None
     cca_implementation: Literal["xla", "pallas"] | None = None
-    loss_implementation: Literal["xla", "pallas"] | None = None
+    loss_implementation: Literal["xla", "pallas", "pallas+xla"] | None = None
     newton_schulz_implementation: Literal["xla", "pallas"] | None = None
 
     def implementation_of(self, operation: str) -> str | None:

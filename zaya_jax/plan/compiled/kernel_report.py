@@ -21,6 +21,7 @@ from zaya_jax.plan.devices import Cluster, find_device
 from zaya_jax.plan.gpus import Device
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Job, compile_program
+from zaya_jax.plan.rocm.launches.lowering import described_gpu
 from zaya_jax.pytree import abstract
 from zaya_jax.text_tables import dense_table, name_column, number_column
 
@@ -134,11 +135,12 @@ def lower_kernels(devices: Sequence[Any], *, size: str, dtype: str) -> Lowered:
     everywhere = replicated(data_mesh(devices[:1]))
 
     def run(arguments):
-        return [case.with_gradients("pallas")(*a) for case, a in zip(results, arguments, strict=True)]
+        return [case.with_kernels()(*a) for case, a in zip(results, arguments, strict=True)]
 
     # Shapes alone, because the program is compiled and never run.
     arguments = abstract([jax.eval_shape(case.make, jax.random.key(0)) for case in results], everywhere)
-    return jax.jit(run, out_shardings=everywhere).lower(arguments)
+    with described_gpu():
+        return jax.jit(run, out_shardings=everywhere).lower(arguments)
 
 
 def _cases() -> list[Case]:

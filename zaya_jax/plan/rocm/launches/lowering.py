@@ -32,13 +32,9 @@ def lower_launch(call: Callable[..., Any], operands: Sequence[Any]) -> bytes:
       UserError: if the package that serializes is missing.
     """
     shapes = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
-    gpu = AbstractDevice(device_kind=ARCHITECTURE, num_cores=None, platform="gpu")
-    # Pallas chooses its backend and its options by the device of the current mesh.
-    # With the default, explicit axes, reductions in kernels fail to lower in jax 0.12.
-    mesh = AbstractMesh((1,), ("launch",), axis_types=(AxisType.Auto,), abstract_device=gpu)
     # A custom call is stable only as long as the compiler is the same; both processes have the same jaxlib.
     checks = [export.DisabledSafetyCheck.custom_call(TRITON_CALL)]
-    with jax.sharding.use_abstract_mesh(mesh), _no_source_lines():
+    with described_gpu(), _no_source_lines():
         # A new function object for each launch: jit would otherwise keep all of them in one cache entry.
         function = jax.jit(lambda *arrays: call(*arrays), keep_unused=True)
         exported = export.export(function, platforms=(PLATFORM,), disabled_checks=checks)(*shapes)
@@ -48,6 +44,16 @@ def lower_launch(call: Callable[..., Any], operands: Sequence[Any]) -> bytes:
         raise UserError(
             f"executing kernels needs the package flatbuffers: {install_command('emulator')}"
         ) from error
+
+
+def described_gpu() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which Pallas lowers kernels for the GPU, which this machine does not have."""
+    # Pallas chooses its backend and its options by the device of the current mesh. Since jax 0.11 it knows
+    # AMD GPUs by their architecture only, while described devices have the name of the product.
+    gpu = AbstractDevice(device_kind=ARCHITECTURE, num_cores=None, platform="gpu")
+    # With the default, explicit axes, reductions in kernels fail to lower in jax 0.12.
+    mesh = AbstractMesh((1,), ("launch",), axis_types=(AxisType.Auto,), abstract_device=gpu)
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 @contextlib.contextmanager
