@@ -1,5 +1,6 @@
 import fcntl
 import os
+import types
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +138,25 @@ def test_a_folder_that_cannot_be_made_is_reported(monkeypatch, tmp_path, caplog)
     with cached_programs():
         compile_and_run()
     assert "compiled programs are not cached" in caplog.text
+
+
+def test_programs_on_a_full_disk_are_not_recorded(folder, monkeypatch):
+    monkeypatch.setattr(program_cache.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=0))
+    with cached_programs():
+        compile_and_run()
+    assert not [*folder.glob(f"*{HASH}")]
+    with cached_programs():
+        assert not programs(folder)
+
+
+def test_an_error_at_the_end_of_a_start_is_reported(folder, monkeypatch, caplog):
+    def fail(_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(program_cache, "_hash_of", fail)
+    with cached_programs():
+        compile_and_run()
+    assert "compiled programs are not cached: no space" in caplog.text
 
 
 @pytest.mark.parametrize("setting", ["empty", "jax", "disabled"])

@@ -43,19 +43,15 @@ def cached_programs() -> Iterator[None]:
     none is added, and the folder stays locked until the process ends, because a thread may still compile.
     """
     folder = cache_folder()
-    lock = None if folder is None else _lock(folder)
+    lock = None if folder is None else _open(folder)
     if folder is None or lock is None:
         yield
         return
-    _remove_damaged(folder)
-    _remove_oldest(folder)
     before = {name: jax.config.values[name] for name in SETTINGS}
     _configure(str(folder), SETTINGS)
     yield
     _configure(None, before)
-    # A file may be incomplete if the disk was full; without a hash the next start removes it.
-    if shutil.disk_usage(folder).free > MAX_BYTES:
-        _record_hashes(folder)
+    _record_hashes(folder)
     os.close(lock)
 
 
@@ -85,21 +81,35 @@ def _machine_kind() -> str:
     return hashlib.sha256("\n".join([platform.machine(), *lines, *threads]).encode()).hexdigest()[:12]
 
 
-def _lock(folder: pathlib.Path) -> int | None:
-    """Creates and locks a folder; returns an open file that holds the lock, or None if that is impossible."""
-    try:
+def _open(folder: pathlib.Path) -> int | None:
+    """Locks a folder, and removes damaged and old programs.
+
+    Returns:
+      An open file that holds the lock; None if another process holds it, or the folder cannot be used.
+    """
+    with _reporting_errors(), contextlib.ExitStack() as stack:
         # Only for the user: its files are code that the process runs.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:  # a home folder that is full or read-only
-        logging.getLogger(__name__).warning("compiled programs are not cached: %s", error)
-        return None
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        stack.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        _remove_damaged(folder)
+        _remove_oldest(folder)
+        stack.pop_all()  # the lock stays open
+        return lock
+    return None
+
+
+@contextlib.contextmanager
+def _reporting_errors() -> Iterator[None]:
+    """Reports a disk that is full, read-only or broken: a run needs no cache."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another process holds it, or the file system has no locks
-        os.close(file)
-        return None
-    return file
+        yield
+    except OSError as error:
+        logging.getLogger(__name__).warning("compiled programs are not cached: %s", error)
 
 
 def _remove_damaged(folder: pathlib.Path) -> None:
@@ -124,9 +134,14 @@ def _remove_oldest(folder: pathlib.Path) -> None:
 
 
 def _record_hashes(folder: pathlib.Path) -> None:
-    for file in folder.glob(f"*{PROGRAM}"):
-        if not _hash_file(file).exists():
-            _hash_file(file).write_text(_hash_of(file))
+    """Records the hashes of new programs; the next start removes those without."""
+    with _reporting_errors():
+        # On a full disk jax may have written a part of a program.
+        if shutil.disk_usage(folder).free < MAX_BYTES:
+            return
+        for file in folder.glob(f"*{PROGRAM}"):
+            if not _hash_file(file).exists():
+                _hash_file(file).write_text(_hash_of(file))
 
 
 def _hash_file(file: pathlib.Path) -> pathlib.Path:
