@@ -86,9 +86,17 @@ def test_the_step_compiles_while_a_missing_corpus_is_built(monkeypatch, tmp_path
 
     monkeypatch.setattr(compiled_programs.RunPrograms, "_compile", compile_step)
     monkeypatch.setattr(train_setup, "open_data", open_data)
+    write_texts(tmp_path / "texts")
     if not is_missing:
         (tmp_path / "corpus").mkdir()
     with pytest.raises(SystemExit):
         train(tmp_path, "run")
     assert "no data" in capsys.readouterr().err
     assert order == (["step 1", "data"] if is_missing else ["data"])
+
+
+def test_nothing_is_compiled_for_a_missing_source(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(compiled_programs.RunPrograms, "start_compiling", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(SystemExit):
+        train(tmp_path, "run")
+    assert "texts" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from zaya_jax.checkpoint import RunLock, run_lock
 from zaya_jax.config import Config
+from zaya_jax.data.corpora.corpus import training_texts
 from zaya_jax.data.corpora.shards import Corpus
 from zaya_jax.errors import UserError
 from zaya_jax.model.zaya import Zaya
@@ -125,11 +126,17 @@ def train(
 
 
 def _compile_while_building(programs: RunPrograms, config: Config, first_step: int) -> None:
-    """Starts compiling before a missing corpus is built, which takes as long.
+    """Starts compiling before a missing corpus of text is built, which takes as long.
 
     Not in a run of several processes, which compile together on some platforms, and of which one builds.
+
+    Raises:
+      UserError: if the source has no text, before anything is compiled.
     """
-    if hosts.num_processes() == 1 and not pathlib.Path(config.data.corpus).exists():
+    data = config.data
+    is_missing = data.source_kind == "text" and not pathlib.Path(data.corpus).exists()
+    if data.source is not None and is_missing and hosts.num_processes() == 1:
+        next(training_texts(data.source), None)
         programs.start_compiling(config, first_step)
 
 
