@@ -168,10 +168,13 @@ class Checkpoints:
             "written", lambda: _timed(writing.finish), limit_seconds=SAVE_SECONDS
         )
         # Each process hashes its own files in parallel; the first one writes the manifest.
-        described = hosts.gather("hashes", files)
-        self._run_on_all("commit", lambda: self._publish(writing, described) if hosts.is_first() else None)
+        described = hosts.gather_to_first("hashes", files)
+        self._run_on_all("commit", lambda: self._publish(writing, described))
 
-    def _publish(self, writing: "StepWriter", described: list[Files]) -> None:
+    def _publish(self, writing: "StepWriter", described: list[Files] | None) -> None:
+        """Commits a step in process 0, which alone has the descriptions of all files."""
+        if described is None:
+            return
         writing.commit(described)
         # From this rename on, the step is a checkpoint.
         durable.publish(writing.aside, self._folder / str(writing.step))

@@ -43,6 +43,7 @@ from zaya_jax.model.adapters import declare_run
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.mesh import local_rows, local_tokens, with_context
 from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.exchanges import join
 from zaya_jax.run_folder.events import write_event
 from zaya_jax.run_folder.names import DAMAGED
 from zaya_jax.train.consistency.config_changes import record_change
@@ -317,8 +318,9 @@ def _check_shared(config: Config) -> None:
       UserError: naming the processes that do not.
     """
     path = pathlib.Path(config.run_folder) / CONFIG_FILE
-    texts = hosts.gather("shared folder", path.read_text() if path.is_file() else None)
-    others = [hosts.describe(number) for number, text in enumerate(texts) if text != texts[0]]
+    text = path.read_text() if path.is_file() else None
+    is_same = text == hosts.broadcast_from_first("shared folder", text)
+    others = hosts.reduce("shared folder", [] if is_same else [hosts.describe(hosts.process())], join)
     if others:
         raise hosts.collective_error(
             f"{', '.join(others)} does not see the {path} of {hosts.describe(0)}; run_folder must be on a "

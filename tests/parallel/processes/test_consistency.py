@@ -25,17 +25,20 @@ class Processes:
     def become(self, number: int) -> None:
         self._own.number = number
 
-    def gather(self, name: str, value: object) -> list:
+    def reduce(self, name: str, value: object, merge) -> object:
         self._said.setdefault(name, {})[self._own.number] = value
         self._barrier.wait(timeout=10)
-        return [self._said[name][number] for number in range(self._count)]
+        values = [self._said[name][number] for number in range(self._count)]
+        # As in a tree: some values are merged before the others.
+        middle = self._count // 2
+        return merge([merge(values[:middle]), merge(values[middle:])])
 
 
 def compare(monkeypatch, values: list[dict[str, str]]) -> list[CollectiveError | None]:
     """Returns the error of each process."""
     processes = Processes(len(values))
     monkeypatch.setattr(consistency, "hosts", types.SimpleNamespace(**{
-        name: getattr(processes, name) for name in ("num_processes", "process", "describe", "gather")
+        name: getattr(processes, name) for name in ("num_processes", "process", "describe", "reduce")
     }))  # fmt: skip
 
     def run(number: int) -> CollectiveError | None:

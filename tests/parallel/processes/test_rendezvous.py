@@ -11,8 +11,9 @@ import pytest
 
 from zaya_jax.errors import TIMED_OUT, USER_ERROR, UserError, exit_code_of
 from zaya_jax.parallel.processes.errors import PeerTimeout
+from zaya_jax.parallel.processes.listeners import bind_address
 from zaya_jax.parallel.processes.process_group import ProcessGroup
-from zaya_jax.parallel.processes.rendezvous import assembled, bind_address
+from zaya_jax.parallel.processes.rendezvous import assembled
 
 
 def free_port() -> int:
@@ -25,8 +26,11 @@ def come(coordinator: str, count: int, process: int, limit: float):
     """Returns the result of a process: the hosts of all, or an error."""
     try:
         group = ProcessGroup(coordinator, count, process)
-        with assembled(group, host=f"host{process}", limit_seconds=limit) as hosts:
-            return hosts
+        with assembled(group, host=f"host{process}", limit_seconds=limit) as assembly:
+            pass
+        assert set(assembly.connections) == {*assembly.place.children, assembly.place.parent} - {None}
+        assembly.close()
+        return assembly.hosts
     except (PeerTimeout, UserError) as error:
         return error
 
@@ -117,8 +121,9 @@ def test_a_process_that_disconnected_is_late():
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         zero = threads.submit(come, coordinator, 3, 0, 2.0)
         time.sleep(0.3)
+        hello = {"process": 2, "num_processes": 3, "host": "h", "port": 0, "token": ""}
         with socket.create_connection(("127.0.0.1", int(coordinator.rpartition(":")[2]))) as leaver:
-            leaver.sendall(json.dumps({"process": 2, "num_processes": 3, "host": "h"}).encode() + b"\n")
+            leaver.sendall(json.dumps(hello).encode() + b"\n")
             time.sleep(0.3)
         assert str(zero.result(timeout=30)).endswith("for processes 1, 2")
 

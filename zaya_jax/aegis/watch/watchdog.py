@@ -16,12 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import jax
-
 from zaya_jax.config import WatchConfig
 from zaya_jax.errors import TIMED_OUT
 from zaya_jax.parallel.processes import hosts
-from zaya_jax.parallel.processes.errors import PeerTimeout
+from zaya_jax.parallel.processes.errors import PeerLost, PeerTimeout
 from zaya_jax.run_folder.events import events_of, write_event
 from zaya_jax.run_folder.names import STALLED
 from zaya_jax.train.heartbeats import COMPILE, DISPATCH, RESTORE, START, STEP, TASKS, Beat, Heartbeats
@@ -33,7 +31,7 @@ _STALL = "zaya/stall"
 _ANSWER_SECONDS = 10.0
 """Time for processes to report where they are."""
 _POST_SECONDS = 5.0
-"""Time for a message to reach the first process; if that process is stopped, no call returns."""
+"""Time for a message to reach the first process and to come back."""
 T = TypeVar("T")
 
 
@@ -88,15 +86,18 @@ class Watchdog(Hook):
 
     def _post(self, reason: str) -> None:
         """Notifies the other processes; says so if this one does not reach them."""
-        # In another thread: a post hangs if the first process is stopped.
-        if hosts.num_processes() > 1 and not _within(_POST_SECONDS, lambda: hosts.post(_STALL, reason)):
+        if hosts.num_processes() == 1:
+            return
+        hosts.post(_STALL, reason)
+        # Process 0 sends it to all, and so back to this process.
+        if hosts.wait_for_post(_STALL, limit_seconds=_POST_SECONDS) is None:
             # If the others do, then the network of this host is at fault, which nobody else can see.
             _print(f"{hosts.describe(hosts.process())} does not reach process 0: it is stopped or cut off")
 
     def _listen(self) -> None:
         """Receives another process's reason, in its own thread: a stopped process never answers."""
         while hosts.num_processes() > 1 and not self._closed.is_set():
-            reason = hosts.poll(_STALL, limit_seconds=_POLL_SECONDS)
+            reason = hosts.wait_for_post(_STALL, limit_seconds=_POLL_SECONDS)
             if reason is not None:
                 self._reason = reason
                 # This ends the wait of the other thread at once.
@@ -145,11 +146,7 @@ class Watchdog(Hook):
 
 
 def _within(seconds: float, work: Callable[[], T | None]) -> T | None:
-    """Returns the result of `work`, or None if it takes longer; then it continues in its thread.
-
-    Messages between processes pass through the first one: while that is stopped, as by SIGSTOP, no call
-    returns.
-    """
+    """Returns the result of `work`, or None if it takes longer; then it continues in its thread."""
     # A list, because a thread cannot return a value.
     result: list[T | None] = [None]
 
@@ -213,14 +210,16 @@ def _late_processes(beat: Beat) -> tuple[list[int], str] | None:
     own = dataclasses.astuple(beat)
     try:
         answers = hosts.gather_available("stall", own, limit_seconds=_ANSWER_SECONDS)
-    except (PeerTimeout, jax.errors.JaxRuntimeError):
+    except (PeerTimeout, PeerLost):
         return None
-    beats = [None if answer is None else Beat(*answer) for answer in answers]
-    late = find_late(beats)
+    # Without processes whose answers pass a stopped one: they are not late themselves.
+    beats = {number: None if answer is None else Beat(*answer) for number, answer in answers.items()}
+    numbers = list(beats)
+    late = [numbers[index] for index in find_late(list(beats.values()))]
     if not late:
         return [], f"all processes are {beat}: none of them is late, so a device or a link is"
     places = ", ".join(f"{hosts.describe(n)}, {_describe(beats[n])}" for n in late)
-    others = next((p for n, p in enumerate(beats) if p is not None and n not in late), None)
+    others = next((p for n, p in beats.items() if p is not None and n not in late), None)
     return late, f"late: {places}" + ("" if others is None else f"; the others wait {others}")
 
 

@@ -112,7 +112,7 @@ def largest_message(devices: Sequence[Any]) -> int:
     # All devices of a host allocate at the same time.
     on_host = [each for each in devices if names[each.process_index] == names[hosts.process()]]
     # Devices may differ in what is free, and all of them must send messages of one size.
-    return min(hosts.gather("memory", free_device_memory(len(on_host)) // MEMORY_SHARE))
+    return hosts.reduce("memory", free_device_memory(len(on_host)) // MEMORY_SHARE, min)
 
 
 def measure_sizes(
@@ -161,10 +161,10 @@ def _time(make: Callable[[], Callable[[int], Any]] | None) -> float:
     jax.block_until_ready(call(1))  # compiles, and connects
     once = seconds(lambda: call(1))
     # Every process must run equally many collectives, or the processes would deadlock.
-    calls = num_repetitions(max(hosts.gather("one call", once)))
+    calls = num_repetitions(hosts.reduce("one call", once, max))
     rounds = [seconds(lambda: call(calls)) / calls for _ in range(ROUNDS)]
     # A collective is done when the slowest process is.
-    return max(hosts.gather("rounds", min(rounds)))
+    return hosts.reduce("rounds", min(rounds), max)
 
 
 def check_exchange(collective: str, mesh: Any) -> None:

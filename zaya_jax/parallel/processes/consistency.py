@@ -1,16 +1,17 @@
 """Check that all processes of a run have the same values, and name those that differ.
 
-Each process sends one hash. Only if these differ, values are sent: first those of the majority to all
-processes, then each process' differences from them.
+Each process sends one hash; on the way to process 0, equal ones are counted. Only if hashes differ, values
+are sent: first those of the majority to all processes, then the differences of a few processes from them.
 """
 
-import collections
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.errors import CollectiveError
+from zaya_jax.parallel.processes.exchanges import first_known
 
 _MISSING = "missing"
 # Numbers of fields and processes that an error lists.
@@ -33,23 +34,20 @@ def require_same(name: str, values: Mapping[str, str]) -> None:
     if hosts.num_processes() == 1:
         return
     content = json.dumps(sorted(values.items())).encode()
-    digests = hosts.gather(f"same {name}", hashlib.blake2b(content, digest_size=16).hexdigest())
-    if len(set(digests)) == 1:
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    digests = hosts.reduce(f"same {name}", {digest: [1, hosts.process()]}, _count)
+    if len(digests) == 1:
         return
     # Among digests that are equally common, this chooses that of the process with the lowest number.
-    reference = digests.index(collections.Counter(digests).most_common(1)[0][0])
-    is_reference = hosts.process() == reference
-    common = hosts.gather(f"same {name}: values", dict(values) if is_reference else None)[reference]
-    all_differences = hosts.gather(f"same {name}: differences", _differences(values, common))
-    different = [
-        f"{hosts.describe(number)} {text}" for number, text in enumerate(all_differences) if text is not None
-    ]
-    more = (
-        f"; {len(different) - _MAX_PROCESSES} more processes differ"
-        if len(different) > _MAX_PROCESSES
-        else ""
-    )
-    listed = "; ".join(different[:_MAX_PROCESSES])
+    _, reference = max(digests.values(), key=lambda each: (each[0], -each[1]))
+    own = dict(values) if hosts.process() == reference else None
+    common = hosts.reduce(f"same {name}: values", own, first_known)
+    difference = _differences(values, common)
+    own = [] if difference is None else [f"{hosts.describe(hosts.process())} {difference}"]
+    num_different, different = hosts.reduce(f"same {name}: differences", [len(own), own], _first_few)
+    num_more = num_different - len(different)
+    more = f"; {num_more} more processes differ" if num_more else ""
+    listed = "; ".join(different)
     raise CollectiveError(
         f"the processes of this run differ in their {name}: {listed}{more}; most are as "
         f"{hosts.describe(reference)}; start all with the same {name}"
@@ -58,6 +56,22 @@ def require_same(name: str, values: Mapping[str, str]) -> None:
         f"{hosts.describe(reference)}; start both with the same {name}",
         is_printed_here=True,
     )
+
+
+def _count(values: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+    """Merges digests, each with its number of processes and the first of them."""
+    counts: dict[str, list[int]] = {}
+    for each in values:
+        for digest, (count, first) in each.items():
+            known, lowest = counts.get(digest, (0, first))
+            counts[digest] = [known + count, min(lowest, first)]
+    return counts
+
+
+def _first_few(values: list[list[Any]]) -> list[Any]:
+    """Merges numbers of processes that differ, and the descriptions of the first of them."""
+    texts = [text for _, listed in values for text in listed]
+    return [sum(count for count, _ in values), texts[:_MAX_PROCESSES]]
 
 
 def _differences(ours: Mapping[str, str], common: Mapping[str, str]) -> str | None:

@@ -5,9 +5,11 @@ with a C++ stack trace when a peer is lost; so this module starts them. No other
 names for it.
 """
 
+import contextlib
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +17,12 @@ import jax
 from jax._src import distributed  # the public module does not expose the client
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
+from zaya_jax.parallel.processes.listeners import bind_address
 from zaya_jax.parallel.processes.process_group import ProcessGroup
-from zaya_jax.parallel.processes.rendezvous import bind_address
 
 _PARTITION = "JAX_PARTITION_INDEX"
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+_POLL_SECONDS = 0.02
 
 
 def state() -> Any:
@@ -72,6 +75,27 @@ def connect(group: ProcessGroup, *, limit_seconds: float, on_loss: Callable[[], 
         missed_heartbeat_callback=_not_callable_from_jax,
     )
     record.client.connect()
+
+
+def put_message(key: str, message: str) -> None:
+    """Stores a message in the service, unless it already has one under this key or has ended."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        state().client.key_value_set(key, message)
+
+
+def wait_for_message(key: str, *, limit_seconds: float) -> str | None:
+    """Waits for a message in the service; returns None if there is none within the time limit."""
+    try:
+        return state().client.blocking_key_value_get(key, int(1000 * limit_seconds))
+    except jax.errors.JaxRuntimeError:
+        time.sleep(_POLL_SECONDS)  # a service that has ended fails at once, and callers poll in a loop
+        return None
+
+
+def delete_message(key: str) -> None:
+    """Deletes a message that was read; the service would store it until the end of the run."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        state().client.key_value_delete(key)
 
 
 def _service_address(group: ProcessGroup) -> str:

@@ -1,21 +1,17 @@
 """Membership of a run with several processes, and small messages between these processes.
 
-Messages go through the coordination service of `jax.distributed`, which runs in process 0: a few bytes at the
-start, at a checkpoint, and at the end. Every wait has a time limit, and its error names the processes that
-are late. In a run of one process every function works without the service.
+Messages go over a tree of TCP connections (`zaya_jax.parallel.processes.tree`): a few bytes at the start, at
+a checkpoint, and at the end. Every wait has a time limit, and its error names the processes that are late. In
+a run of one process every function works without connections.
 """
 
 import atexit
-import collections
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 import os
 import re
 import sys
-import time
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -24,15 +20,16 @@ import jax
 from zaya_jax.errors import DAMAGED, RESUMABLE, TIMED_OUT, UserError, exit_code_of
 from zaya_jax.parallel.processes import coordination_service
 from zaya_jax.parallel.processes.errors import CollectiveError, PeerLost, PeerTimeout
+from zaya_jax.parallel.processes.exchanges import RESUME, Exchanges, first_known, join
 from zaya_jax.parallel.processes.liveness import Liveness
 from zaya_jax.parallel.processes.process_group import ProcessGroup, host_name
-from zaya_jax.parallel.processes.rendezvous import assembled
+from zaya_jax.parallel.processes.rendezvous import Assembly, assembled
+from zaya_jax.parallel.processes.tree_links import TreeLinks
 
 LIMIT_SECONDS = 300.0
 """Default time limit for waits on other processes; a process that is silent for so long counts as lost."""
 WATCHED_SECONDS = 24 * 3600.0
 """Time limit for collectives in runs with a watchdog, which has its own, tighter limit for each section."""
-_POLL_SECONDS = 0.02
 # Time that processes wait for each other after a signal; compiled code must return before Python handles it.
 _LEAVING_SECONDS = 5.0
 # Matches errors of communication libraries after a peer has ended.
@@ -43,7 +40,6 @@ _COLLECTIVE_TIMEOUTS = (
     "xla_cpu_collective_timeout_seconds",
     "xla_cpu_collective_call_terminate_timeout_seconds",
 )
-_RESUME = "run the same command again to resume from the last saved step"
 T = TypeVar("T")
 
 
@@ -54,10 +50,10 @@ class _State:
     limit_seconds: float = LIMIT_SECONDS
     hosts: tuple[str, ...] = ()
     """Host names by process number; empty in a run of one process."""
-    uses: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    """Number of exchanges so far under each name: the service rejects a second value for a key."""
+    links: TreeLinks | None = None
+    exchanges: Exchanges | None = None
     liveness: Liveness | None = None
-    """None in a run of one process."""
+    """As the two before it, None in a run of one process."""
     is_leaving: bool = False
     """Whether the process is ending for a reason that it reports itself."""
 
@@ -118,9 +114,9 @@ def _peer_error(error: Exception) -> PeerTimeout | PeerLost | None:
     """Returns what a collective's error says about another process; None if it has another cause."""
     if (timed_out := _TIMED_OUT.search(str(error))) is not None:
         seconds = int(timed_out[1]) // 1000
-        return PeerTimeout(f"waited {seconds} s in a collective for another process; {_RESUME}")
+        return PeerTimeout(f"waited {seconds} s in a collective for another process; {RESUME}")
     if _LOST.search(str(error)) is not None:
-        return PeerLost(f"another process of this run is gone; {_RESUME}")
+        return PeerLost(f"another process of this run is gone; {RESUME}")
     return None
 
 
@@ -131,9 +127,9 @@ def _leave_after_signal() -> None:
     when the service in process 0 ends.
     """
     try:
-        gather("leaving", None, limit_seconds=_LEAVING_SECONDS)
+        meet("leaving", limit_seconds=_LEAVING_SECONDS)
         coordination_service.state().shutdown()
-    except (PeerTimeout, jax.errors.JaxRuntimeError):
+    except (PeerTimeout, PeerLost, jax.errors.JaxRuntimeError):
         _detach(RESUMABLE)
 
 
@@ -149,6 +145,8 @@ def _disconnect() -> None:
     except jax.errors.JaxRuntimeError:  # another process did not come; the work of this one is complete
         _state.is_leaving = True
         coordination_service.detach()
+    if _state.links is not None:
+        _state.links.close()
 
 
 def _detach(code: int) -> None:
@@ -178,7 +176,7 @@ def _on_loss() -> None:
     if _state.is_leaving:
         coordination_service.pause_thread()  # the main thread reports its own reason and exit code
     assert _state.liveness is not None
-    message = f"zaya: {_state.liveness.describe_loss()}; {_RESUME}\n"
+    message = f"zaya: {_state.liveness.describe_loss()}; {RESUME}\n"
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, message.encode())
     os._exit(RESUMABLE)
 
@@ -202,8 +200,8 @@ def start(
     jax.config.update("jax_enable_preemption_service", False)
     _set_collective_timeout(limit_seconds if collective_seconds is None else collective_seconds)
     _state.limit_seconds = limit_seconds
-    with assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as all_hosts:
-        _state.hosts = all_hosts
+    with assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as assembly:
+        _state.hosts = assembly.hosts
         if group.process == 0:
             coordination_service.start_service(group, limit_seconds=limit_seconds)
     try:
@@ -214,8 +212,14 @@ def start(
             f"process {group.process} of {group.num_processes} waited {limit_seconds:.0f} s for the others "
             f"at {group.coordinator}: all of them started, and some have ended since"
         ) from error
-    client = coordination_service.state().client
-    _state.liveness = Liveness(client, group, describe, limit_seconds=limit_seconds)
+    _begin_exchanges(group, assembly, limit_seconds=limit_seconds)
+
+
+def _begin_exchanges(group: ProcessGroup, assembly: Assembly, *, limit_seconds: float) -> None:
+    if group.num_processes > 1:
+        _state.links = TreeLinks(assembly.place, assembly.connections)
+        _state.exchanges = Exchanges(_state.links, describe, limit_seconds=limit_seconds)
+        _state.liveness = Liveness(_state.links, group, describe, limit_seconds=limit_seconds)
 
 
 def _set_collective_timeout(seconds: float) -> None:
@@ -261,7 +265,7 @@ def describe(number: int) -> str:
 
 
 def gather(name: str, value: Any, *, limit_seconds: float | None = None) -> list[Any]:
-    """Gathers one value from each process.
+    """Gathers one value from each process. Where a merged value is enough, `reduce` sends fewer bytes.
 
     Args:
       name: name of the exchange. All processes must make exchanges with the same names in the same order.
@@ -273,22 +277,58 @@ def gather(name: str, value: Any, *, limit_seconds: float | None = None) -> list
 
     Raises:
       PeerTimeout: if some processes do not take part in time.
+      PeerLost: if the connection with another process is lost.
     """
-    replies = _exchange(name, value, limit_seconds)
-    late = [describe(number) for number, reply in enumerate(replies) if reply is None]
-    if late:
-        raise PeerTimeout(f"waited {_limit(limit_seconds):.0f} s at {name} for {', '.join(late)}")
-    return [reply[0] for reply in replies if reply is not None]
+    return reduce(name, [value], join, limit_seconds=limit_seconds)
 
 
-def gather_available(name: str, value: Any, *, limit_seconds: float) -> list[Any]:
-    """Gathers one value from each process as `gather`, with None for processes that are late.
+def gather_to_first(name: str, value: Any, *, limit_seconds: float | None = None) -> list[Any] | None:
+    """Gathers one value from each process in process 0, as `gather`; the others wait and get None."""
+    if _state.exchanges is None:
+        return [value]
+    return _state.exchanges.reduce(name, [value], join, limit_seconds=limit_seconds, to_all=False)
+
+
+def reduce(
+    name: str, value: Any, merge: Callable[[list[Any]], Any], *, limit_seconds: float | None = None
+) -> Any:
+    """Merges one value from each process on the way to process 0, and returns the result in all of them.
+
+    Args:
+      name: see `gather`.
+      value: JSON value of this process.
+      merge: function from a list of values of consecutive processes to one value, such as `max`. A merged
+        value may be merged again.
+      limit_seconds: see `gather`.
+
+    Raises:
+      PeerTimeout: if some processes do not take part in time.
+      PeerLost: if the connection with another process is lost.
+    """
+    if _state.exchanges is None:
+        return value
+    return _state.exchanges.reduce(name, value, merge, limit_seconds=limit_seconds)
+
+
+def meet(name: str, *, limit_seconds: float | None = None) -> None:
+    """Waits until all processes are at this call; see `reduce`."""
+    reduce(name, None, first_known, limit_seconds=limit_seconds)
+
+
+def gather_available(name: str, value: Any, *, limit_seconds: float) -> dict[int, Any]:
+    """Gathers values from the processes that are not late.
+
+    Returns:
+      Values by process number, with None for processes that are late. It has no entries for processes whose
+      values pass a late one on their way to process 0.
 
     Raises:
       PeerTimeout: if process 0, which collects the values, is late.
+      PeerLost: if the connection with another process is lost.
     """
-    replies = _exchange(name, value, limit_seconds)
-    return [None if reply is None else reply[0] for reply in replies]
+    if _state.exchanges is None:
+        return {0: value}
+    return _state.exchanges.available(name, value, limit_seconds=limit_seconds)
 
 
 def broadcast_from_first(name: str, value: Any, *, limit_seconds: float | None = None) -> Any:
@@ -296,14 +336,11 @@ def broadcast_from_first(name: str, value: Any, *, limit_seconds: float | None =
 
     Raises:
       PeerTimeout: if process 0 does not send its value in time.
+      PeerLost: if the connection with another process is lost.
     """
-    if num_processes() == 1:
+    if _state.exchanges is None:
         return value
-    key = _next_key(name)
-    if is_first():
-        _client().key_value_set(key, _seal(value))
-        return value
-    return _open(_wait_for_first(key, name, limit_seconds), process())
+    return _state.exchanges.broadcast(name, value, limit_seconds=limit_seconds)
 
 
 def run_on_all(
@@ -331,13 +368,13 @@ def run_on_all(
         result = work()
     except (UserError, OSError) as failure:
         error = failure
-    outcome = None if error is None else (error_message(error), exit_code_of(error) == DAMAGED)
-    for number, failure in enumerate(gather(name, outcome, limit_seconds=limit_seconds)):
-        if failure is not None:
-            message, is_damage = failure
-            message = message if number == 0 else f"{describe(number)}: {message}"
-            is_printed_here = is_printed_by_all or is_first()
-            raise CollectiveError(message, is_printed_here=is_printed_here, is_damage=is_damage) from error
+    outcome = None if error is None else [process(), error_message(error), exit_code_of(error) == DAMAGED]
+    failure = reduce(name, outcome, first_known, limit_seconds=limit_seconds)
+    if failure is not None:
+        number, message, is_damage = failure
+        message = message if number == 0 else f"{describe(number)}: {message}"
+        is_printed_here = is_printed_by_all or is_first()
+        raise CollectiveError(message, is_printed_here=is_printed_here, is_damage=is_damage) from error
     return result  # pyright: ignore[reportReturnType]
 
 
@@ -368,118 +405,16 @@ def error_message(error: Exception) -> str:
 # Messages of single processes
 
 
-def post(key: str, message: str) -> bool:
-    """Posts a message that any process may post; if several do, the first one counts.
+def post(key: str, message: str) -> None:
+    """Posts a message to all processes, without waiting. Of several, the first in process 0 counts.
 
-    Returns:
-      Whether the service in process 0 has answered.
+    It comes back to this process, too: `wait_for_post` then returns it.
     """
-    try:
-        _client().key_value_set(key, message)
-    # The service rejects a second value, and fails once it has ended.
-    except jax.errors.JaxRuntimeError as error:
-        return "ALREADY_EXISTS" in str(error)
-    return True
+    assert _state.exchanges is not None, "a run of one process has nobody to post to"
+    _state.exchanges.post(key, message)
 
 
-def poll(key: str, *, limit_seconds: float) -> str | None:
+def wait_for_post(key: str, *, limit_seconds: float) -> str | None:
     """Waits for a posted message; returns None if there is none within the time limit."""
-    try:
-        return _client().blocking_key_value_get(key, int(1000 * limit_seconds))
-    except jax.errors.JaxRuntimeError:
-        time.sleep(_POLL_SECONDS)  # a service that has ended fails at once, and callers poll in a loop
-        return None
-
-
-def discard(key: str) -> None:
-    """Deletes a posted message that was read; the service would store it until the end of the run."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        _client().key_value_delete(key)
-
-
-def _next_key(name: str) -> str:
-    number = _state.uses[name]
-    _state.uses[name] += 1
-    return f"zaya/{name}/{number}"
-
-
-def _client() -> Any:
-    client = coordination_service.state().client
-    assert client is not None, "a run of one process has no coordination service"
-    return client
-
-
-def _exchange(name: str, value: Any, limit_seconds: float | None) -> list[list[Any] | None]:
-    """Returns each process' value in a list of length 1, and None for processes that are late."""
-    if num_processes() == 1:
-        return [[value]]
-    key, previous = _next_key(name), f"zaya/{name}/{_state.uses[name] - 2}"
-    with _reaching_first():
-        _client().key_value_set(f"{key}/value/{process()}", _seal([value]))
-    # Process 0 collects all values and publishes one list: with a thousand processes that each query all keys
-    # the service fails.
-    if is_first():
-        _client().key_value_set(f"{key}/all", _seal(_collect(key, _limit(limit_seconds))))
-        # All processes have reached this exchange and so have read the previous one, which the service
-        # would otherwise store until the end of the run.
-        _client().key_value_delete(previous)
-    return _open(_wait_for_first(f"{key}/all", name, limit_seconds), process())
-
-
-def _seal(value: Any) -> str:
-    """Returns a value as JSON with a checksum: that of TCP misses one in 65,536 damaged packets."""
-    text = json.dumps(value)
-    return f"{zlib.crc32(text.encode()):08x}{text}"
-
-
-def _open(message: str, number: int) -> Any:
-    """Returns the value of a message between process 0 and process `number`.
-
-    Raises:
-      PeerLost: if the message is damaged.
-    """
-    if f"{zlib.crc32(message[8:].encode()):08x}" != message[:8]:
-        raise PeerLost(f"{describe(number)} exchanges damaged messages with process 0; {_RESUME}")
-    return json.loads(message[8:])
-
-
-@contextlib.contextmanager
-def _reaching_first() -> Iterator[None]:
-    """Says which process has lost its connection with process 0, which the errors of jax do not.
-
-    Raises:
-      PeerLost: naming this process.
-    """
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" in str(error):
-            raise
-        raise PeerLost(f"{describe(process())} does not reach process 0; {_RESUME}") from error
-
-
-def _limit(limit_seconds: float | None) -> float:
-    return _state.limit_seconds if limit_seconds is None else limit_seconds
-
-
-def _collect(key: str, limit: float) -> list[list[Any] | None]:
-    """Returns the values of an exchange once all have arrived, or at the time limit."""
-    deadline, pause = time.monotonic() + limit, _POLL_SECONDS / 20
-    while True:
-        entries = _client().key_value_dir_get(f"{key}/value/")
-        values = {int(entry.rsplit("/", 1)[1]): value for entry, value in entries}
-        if len(values) == num_processes() or time.monotonic() > deadline:
-            numbers = range(num_processes())
-            return [_open(values[number], number) if number in values else None for number in numbers]
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL_SECONDS)
-
-
-def _wait_for_first(key: str, name: str, limit_seconds: float | None) -> str:
-    limit = _limit(limit_seconds)
-    try:
-        with _reaching_first():
-            # Longer than process 0 waits for the others: its answer then arrives, and names who is late.
-            return _client().blocking_key_value_get(key, int(1000 * (limit + 5)))
-    except jax.errors.JaxRuntimeError as error:
-        raise PeerTimeout(f"waited {limit:.0f} s at {name} for {describe(0)}") from error
+    assert _state.exchanges is not None, "in a run of one process nobody posts"
+    return _state.exchanges.wait_for_post(key, limit_seconds=limit_seconds)

@@ -1,22 +1,18 @@
 """Signs of life of the processes of a run, so that an error can name the process that is lost.
 
-jax detects by itself that a process is lost, but does not say which. So each process writes a counter into
-the coordination service at regular intervals; process 0 compares the counters, and publishes which ones
-stopped.
+jax detects by itself that a process is lost, but does not say which. So each process sends signs of life to
+its neighbors in the tree of processes at regular intervals. Which of them are silent goes up to process 0,
+and from there to all.
 """
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-
-import jax
 
 from zaya_jax.parallel.processes.process_group import ProcessGroup
+from zaya_jax.parallel.processes.tree_links import TreeLinks
 
-_COUNTERS, _SILENT = "zaya/alive", "zaya/silent"
 _SIGNS_PER_LIMIT = 10
 _TICK_SECONDS = 1.0
 # A gap between two ticks from which on this process was paused: by SIGSTOP, or with its machine.
@@ -32,21 +28,19 @@ class Liveness:
     """Sends signs of life and watches those of the other processes, in its own threads.
 
     Args:
-      client: client of jax's coordination service.
+      links: connections with the neighbors in the tree.
       group: processes of the run.
       describe: function from a process number to text with its host's name.
       limit_seconds: time in seconds without a sign of life after which jax reports a process as lost.
     """
 
     def __init__(
-        self, client: Any, group: ProcessGroup, describe: Callable[[int], str], *, limit_seconds: float
+        self, links: TreeLinks, group: ProcessGroup, describe: Callable[[int], str], *, limit_seconds: float
     ):
-        self._client, self._group, self._describe = client, group, describe
+        self._links, self._group, self._describe = links, group, describe
         self._limit_seconds = limit_seconds
         self._interval = max(_TICK_SECONDS, limit_seconds / _SIGNS_PER_LIMIT)
         self._ticked, self._pause = time.monotonic(), 0.0
-        self._silent: list[int] = []
-        self._latest: dict[str, tuple[str, float]] = {}
         self._ended = threading.Event()
         loops = (self._tick, self._send_signs)
         self._threads = [threading.Thread(target=loop, name="liveness", daemon=True) for loop in loops]
@@ -54,11 +48,10 @@ class Liveness:
             thread.start()
 
     def stop(self) -> None:
-        """Stops the threads: one that is in a call of jax when Python ends would crash the process."""
+        """Stops the threads."""
         self._ended.set()
         for thread in self._threads:
-            # With a limit, because the service may not answer.
-            thread.join(_CONNECT_SECONDS)
+            thread.join()
 
     def describe_loss(self) -> str:
         """Returns why jax reports a process as lost, as far as this process knows."""
@@ -70,7 +63,7 @@ class Liveness:
             )
         if self._group.process and (obstacle := self._find_obstacle()) is not None:
             return obstacle
-        who = ", ".join(map(self._describe, self._silent)) or "another process of this run"
+        who = ", ".join(map(self._describe, sorted(self._links.node.silent))) or "another process of this run"
         return f"{who} sent no sign of life for up to {self._limit_seconds:.0f} s"
 
     def _find_obstacle(self) -> str | None:
@@ -104,25 +97,8 @@ class Liveness:
             self._ticked = now
 
     def _send_signs(self) -> None:
-        count = 0
-        while not self._ended.wait(self._interval if count else 0.0):
-            try:
-                self._client.key_value_set(f"{_COUNTERS}/{self._group.process}", str(count), True)
-                self._update_silent()
-            # The service is lost, or process 0 is stopped: jax itself reports both.
-            except jax.errors.JaxRuntimeError:
-                pass
-            count += 1
-
-    def _update_silent(self) -> None:
-        if self._group.process != 0:
-            self._silent = json.loads(self._client.key_value_try_get(_SILENT))
-            return
-        now = time.monotonic()
-        for key, value in self._client.key_value_dir_get(f"{_COUNTERS}/"):
-            if self._latest.get(key, ("", 0.0))[0] != value:
-                self._latest[key] = value, now
-        # Half of the limit: all processes must have read the list when jax reaches the limit.
-        silent = [key for key, (_, since) in self._latest.items() if now - since > self._limit_seconds / 2]
-        self._silent = sorted(int(key.rpartition("/")[2]) for key in silent)
-        self._client.key_value_set(_SILENT, json.dumps(self._silent), True)
+        is_begun = False
+        while not self._ended.wait(self._interval if is_begun else 0.0):
+            is_begun = True
+            # Half of the limit: all processes must know who is silent when jax reaches the limit.
+            self._links.beat(self._limit_seconds / 2)

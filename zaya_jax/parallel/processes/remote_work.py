@@ -2,7 +2,8 @@
 
 It is for work that only process 0 can plan, that the devices of all processes can do, and that needs no
 collective: an evaluation harness, for example, requests batch after batch. Requests and results are JSON
-messages like those of `hosts`, and are deleted after they are read.
+messages through jax's coordination service, between process 0 and the one that works, and are deleted after
+they are read.
 """
 
 import collections
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zaya_jax.errors import UserError
-from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes import coordination_service, hosts
 from zaya_jax.parallel.processes.errors import CollectiveError, PeerLost, PeerTimeout
 
 # Length of one wait for a message. Python handles signals only between such waits.
@@ -75,7 +76,7 @@ class WorkCoordinator:
     def _send(self, process: int, request: dict[str, Any]) -> int:
         number = self._counts[process]
         self._counts[process] += 1
-        hosts.post(_request_key(self._name, process, number), json.dumps(request))
+        coordination_service.put_message(_request_key(self._name, process, number), json.dumps(request))
         return number
 
 
@@ -146,11 +147,11 @@ def _receive(key: str, limit_seconds: float, late: str = "") -> dict[str, Any]:
       late: message of the PeerTimeout at the limit.
     """
     deadline = time.monotonic() + limit_seconds
-    while (message := hosts.poll(key, limit_seconds=_POLL_SECONDS)) is None:
+    while (message := coordination_service.wait_for_message(key, limit_seconds=_POLL_SECONDS)) is None:
         if time.monotonic() > deadline:
             raise PeerTimeout(late)
     # The messages are in the memory of the coordination service, which thousands of them would fill.
-    hosts.discard(key)
+    coordination_service.delete_message(key)
     return json.loads(message)
 
 
@@ -163,7 +164,7 @@ def _do(name: str, number: int, work: Callable[[Any], Any], argument: Any) -> No
         if not isinstance(error, UserError | OSError):
             traceback.print_exc()  # a bug: its message alone would hide the location
         reply = {"failure": hosts.error_message(error) or type(error).__name__}
-    hosts.post(_result_key(name, hosts.process(), number), json.dumps(reply))
+    coordination_service.put_message(_result_key(name, hosts.process(), number), json.dumps(reply))
 
 
 def _request_key(name: str, process: int, number: int) -> str:

@@ -1,12 +1,19 @@
 """Rendezvous of a run's processes before jax connects them.
 
 If peers do not come, jax's client aborts the process with a C++ stack trace that names no process. So the
-processes first meet over plain TCP at the coordinator's address: each sends its number and host, process 0
-registers them, and at the time limit every process learns which ones are late. Messages are lines of JSON.
+processes first meet over plain TCP at the coordinator's address, the only one that all of them know: each
+sends its number and host, process 0 registers them, and at the time limit every process learns which ones are
+late.
+
+Then process 0 keeps the connections of its children in the tree, and tells each other process in one short
+message where its parent listens. What all must know, such as the names of all hosts, goes down the tree.
+Messages are lines of JSON.
 """
 
 import asyncio
 import contextlib
+import dataclasses
+import ipaddress
 import json
 import socket
 import time
@@ -15,18 +22,23 @@ from typing import Any
 
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes.errors import PeerTimeout
+from zaya_jax.parallel.processes.listeners import ChildListener, Connection, listen, read_object
 from zaya_jax.parallel.processes.process_group import ProcessGroup
+from zaya_jax.parallel.processes.tree import FAN_OUT, Place, place_of
 
 # Messages, each one line:
-#   process N -> 0   {"process": N, "num_processes": M, "host": "..."}
-#   process 0 -> N   {"missing": "processes 3, 5"}     every second while it waits
-#                    {"hosts": ["...", ...]}            all are registered; continue
-#                    {"late": "..."}                    time limit reached; raise PeerTimeout
-#                    {"refused": "..."}                 inconsistent numbers; raise UserError
-_LOCAL = ("127.0.0.1", "localhost")
+#   process N -> 0       {"process": N, "num_processes": M, "host": "...", "port": P, "token": "..."}
+#                        port and token, with which its children in the tree connect; without children none
+#   process 0 -> N       {"missing": "processes 3, 5"}     while it waits
+#                        {"parent": [HOST, PORT, TOKEN]}    all are registered; connect to the parent
+#                        {"late": "..."}                    time limit reached; raise PeerTimeout
+#                        {"refused": "..."}                 inconsistent numbers; raise UserError
+#   process N -> parent  {"process": N, "token": "..."}
+#   parent -> process N  {"hosts": ["...", ...]}            continue; the connection stays open
 _POLL_SECONDS = 0.2
 _REGISTRY_POLL_SECONDS = 0.02
-# Interval at which process 0 sends the numbers of the missing processes.
+# Time after which process 0 sends the numbers of the missing processes; it doubles with each report, so that
+# thousands of processes that wait do not keep it busy.
 _REPORT_SECONDS = 1.0
 # Time that a process waits, after its own limit, for the message of process 0 that names the late ones.
 _GRACE_SECONDS = 5.0
@@ -34,15 +46,38 @@ _GRACE_SECONDS = 5.0
 _BIND_SECONDS = 10.0
 _SEND_SECONDS = 10.0
 _MAX_HELLO_BYTES = 4096
-# Maximum size of a message; the largest one lists the hosts of all processes.
-_MAX_LINE_BYTES = 2**22
 # Number of late processes that a message lists; the rest are counted.
 _MAX_NAMED = 8
 
 
+@dataclasses.dataclass
+class Assembly:
+    """The processes of a run after they have met.
+
+    Attributes:
+      place: place of this process in the tree.
+      hosts: host names of all processes, by process number.
+      connections: connections with the parent and the children, by process number; in process 0 complete
+        only after the context of `assembled`.
+      num_messages: number of messages that this process has sent and received so far.
+    """
+
+    place: Place
+    hosts: tuple[str, ...]
+    connections: dict[int, Connection]
+    num_messages: int = 0
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for connection in self.connections.values():
+            connection.close()
+
+
 @contextlib.contextmanager
-def assembled(group: ProcessGroup, *, host: str, limit_seconds: float) -> Iterator[tuple[str, ...]]:
-    """Waits until all processes of a run have started; yields their host names, by process number.
+def assembled(
+    group: ProcessGroup, *, host: str, limit_seconds: float, fan_out: int = FAN_OUT
+) -> Iterator[Assembly]:
+    """Waits until all processes of a run have started; yields their host names and this one's connections.
 
     The other processes are released when the context of process 0 ends. By then jax's service must listen at
     the same address.
@@ -51,33 +86,31 @@ def assembled(group: ProcessGroup, *, host: str, limit_seconds: float) -> Iterat
       group: processes of the run.
       host: name of this process' host.
       limit_seconds: time limit in seconds.
+      fan_out: maximum number of children of a process in the tree.
 
     Raises:
       PeerTimeout: if some processes do not come in time; it names them.
       UserError: if two processes have the same number, or were started with different numbers of processes.
     """
+    place = place_of(group.process, group.num_processes, fan_out=fan_out)
     if group.num_processes == 1:
-        yield (host,)
+        yield Assembly(place, (host,), {})
     elif group.process != 0:
-        yield _join(group, host, limit_seconds)
+        yield _join(group, place, host, limit_seconds)
     else:
-        registry = _Registry(group, host)
+        registry = _Registry(group, place, host, fan_out)
         # Its event loop runs until the processes are there, and again to send them the outcome.
         with asyncio.Runner() as runner:
             try:
                 runner.run(registry.wait(limit_seconds))
-                yield registry.hosts()
+                assembly = Assembly(place, registry.hosts(), {})
+                yield assembly
             except BaseException as error:
                 name = "refused" if isinstance(error, UserError) else "late"
                 runner.run(registry.send_to_all({name: str(error)}))
                 raise
-            runner.run(registry.send_to_all({"hosts": registry.hosts()}))
-
-
-def bind_address(coordinator: str) -> str:
-    """Returns the address that process 0 binds: all interfaces, or only the loopback for a local run."""
-    host, _, port = coordinator.rpartition(":")
-    return coordinator if host in _LOCAL else f"[::]:{port}"
+            assembly.connections = runner.run(registry.release(assembly.hosts))
+            assembly.num_messages = registry.num_messages
 
 
 def _host_and_port(coordinator: str) -> tuple[str, int]:
@@ -94,18 +127,32 @@ def _names(processes: Sequence[int]) -> str:
 # Process 0
 
 
-class _Registry:
-    """Process 0's end of the rendezvous: registers the other processes and sends them the outcome."""
+@dataclasses.dataclass(frozen=True)
+class _Registered:
+    """A process that has announced itself: its host, its connection, and where its children connect."""
 
-    def __init__(self, group: ProcessGroup, host: str):
-        self._group, self._host = group, host
-        self._present: dict[int, tuple[str, asyncio.StreamWriter]] = {}
+    host: str
+    writer: asyncio.StreamWriter
+    parent_address: tuple[str, int, str]
+
+
+class _Registry:
+    """Process 0's end of the rendezvous: registers the other processes and sends them the outcome.
+
+    Attributes:
+      num_messages: number of messages sent and received.
+    """
+
+    def __init__(self, group: ProcessGroup, place: Place, host: str, fan_out: int):
+        self._group, self._place, self._host, self._fan_out = group, place, host, fan_out
+        self._present: dict[int, _Registered] = {}
         self._refusal: str | None = None
+        self.num_messages = 0
 
     def hosts(self) -> tuple[str, ...]:
         """Returns the host names of all processes, by process number."""
         others = range(1, self._group.num_processes)
-        return (self._host, *(self._present[number][0] for number in others))
+        return (self._host, *(self._present[number].host for number in others))
 
     async def wait(self, limit_seconds: float) -> None:
         """Waits until all processes are registered, and then stops to listen.
@@ -114,33 +161,64 @@ class _Registry:
           PeerTimeout: with the late processes.
           UserError: for a process that was started with another number of processes.
         """
-        listener = _listen(self._group.coordinator)
+        listener = _bind(self._group.coordinator)
         server = await asyncio.start_server(self._serve, sock=listener, limit=_MAX_HELLO_BYTES)
-        deadline, reported = time.monotonic() + limit_seconds, 0.0
+        start, report = time.monotonic(), _REPORT_SECONDS
         with contextlib.closing(server):
-            while missing := self._missing():
-                now = time.monotonic()
-                if now > deadline:
-                    raise PeerTimeout(self._describe_late(missing, limit_seconds))
-                if now - reported > _REPORT_SECONDS:
-                    await self.send_to_all({"missing": _names(missing)})
-                    reported = now
+            while self._is_incomplete():
+                waited = time.monotonic() - start
+                if waited > limit_seconds:
+                    raise PeerTimeout(self._describe_late(limit_seconds))
+                if waited > report:
+                    await self.send_to_all({"missing": _names(self._missing())})
+                    report = 2 * waited
                 await asyncio.sleep(_REGISTRY_POLL_SECONDS)
 
     async def send_to_all(self, message: Mapping[str, Any]) -> None:
         """Sends a message to all registered processes."""
-        await asyncio.gather(*(_send(writer, message) for _, writer in self._present.values()))
+        line = json.dumps(message).encode() + b"\n"
+        await self._send(dict.fromkeys((each.writer for each in self._present.values()), line))
 
-    def _missing(self) -> list[int]:
+    async def release(self, hosts: Sequence[str]) -> dict[int, Connection]:
+        """Sends all processes on; returns the connections with the children of process 0, which stay."""
+        to_children = json.dumps({"hosts": hosts}).encode() + b"\n"
+        lines, connections = {}, {}
+        for number, each in self._present.items():
+            if number in self._place.children:
+                # Else asyncio might read the first message that follows.
+                each.writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+                connections[number] = Connection(each.writer.get_extra_info("socket").dup())
+                lines[each.writer] = to_children
+            else:
+                parent = place_of(number, self._group.num_processes, fan_out=self._fan_out).parent
+                address = self._present[parent or 0].parent_address
+                lines[each.writer] = json.dumps({"parent": address}).encode() + b"\n"
+        await self._send(lines)
+        return connections
+
+    async def _send(self, lines: Mapping[asyncio.StreamWriter, bytes]) -> None:
+        """Sends a line to each process; one that cannot be sent in time is dropped."""
+        self.num_messages += len(lines)
+        for writer, line in lines.items():
+            with contextlib.suppress(OSError):
+                writer.write(line)
+        # Few are left: the kernel has taken the rest at once.
+        slow = [writer for writer in lines if writer.transport.get_write_buffer_size()]
+        await asyncio.gather(*map(_drain, slow))
+
+    def _is_incomplete(self) -> bool:
         if self._refusal is not None:
             raise UserError(self._refusal)
+        return len(self._present) < self._group.num_processes - 1
+
+    def _missing(self) -> list[int]:
         return [number for number in range(1, self._group.num_processes) if number not in self._present]
 
-    def _describe_late(self, missing: Sequence[int], limit_seconds: float) -> str:
+    def _describe_late(self, limit_seconds: float) -> str:
         name, _ = _host_and_port(self._group.coordinator)
         sentence = (
             f"process 0 of {self._group.num_processes} on {self._host} waited {limit_seconds:.0f} s at "
-            f"{self._group.coordinator} for {_names(missing)}"
+            f"{self._group.coordinator} for {_names(self._missing())}"
         )
         failure = _resolution_failure(name)
         return f"{sentence}; {failure}" if failure else sentence
@@ -150,8 +228,7 @@ class _Registry:
         number = None
         try:
             hello = json.loads(await reader.readline())
-            process, count, host = int(hello["process"]), int(hello["num_processes"]), str(hello["host"])
-            number = await self._register(writer, process, count, host)
+            number = await self._register(writer, hello)
             # A process that disconnects becomes missing again.
             while await reader.read(_MAX_HELLO_BYTES):
                 pass
@@ -165,10 +242,11 @@ class _Registry:
             if number is not None:
                 del self._present[number]
 
-    async def _register(
-        self, writer: asyncio.StreamWriter, process: int, count: int, host: str
-    ) -> int | None:
+    async def _register(self, writer: asyncio.StreamWriter, hello: Mapping[str, Any]) -> int | None:
         """Registers a process by its first message; returns None if its numbers are inconsistent."""
+        process, count, host = int(hello["process"]), int(hello["num_processes"]), str(hello["host"])
+        address = self._address_of(writer), int(hello["port"]), str(hello["token"])
+        self.num_messages += 1
         if count != self._group.num_processes or not 0 < process < count:
             refusal = self._refusal = (
                 f"process {process} on {host} was started as one of {count} processes, and process 0 on "
@@ -176,38 +254,37 @@ class _Registry:
             )
         elif process in self._present:
             refusal = (
-                f"process {process} was started twice, on {self._present[process][0]} and on {host}; start "
+                f"process {process} was started twice, on {self._present[process].host} and on {host}; start "
                 "each --process-id once"
             )
         else:
             # Without a buffer, so that a message was sent when `_send` returns.
             writer.transport.set_write_buffer_limits(0)
-            self._present[process] = host, writer
+            self._present[process] = _Registered(host, writer, address)
             return process
-        await _send(writer, {"refused": refusal})
+        await self._send({writer: json.dumps({"refused": refusal}).encode() + b"\n"})
         return None
 
+    def _address_of(self, writer: asyncio.StreamWriter) -> str:
+        """Returns the address at which other processes reach the one at the other end."""
+        host, _ = _host_and_port(self._group.coordinator)
+        address = ipaddress.ip_address(writer.get_extra_info("peername")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        # On the host of process 0 its name may be an address of the loopback, which other hosts cannot use.
+        return host if address.is_loopback else str(address)
 
-async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
-    """Sends a message; one that cannot be sent in time is dropped."""
+
+async def _drain(writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
-        writer.write(json.dumps(message).encode() + b"\n")
         await asyncio.wait_for(writer.drain(), _SEND_SECONDS)
 
 
-def _listen(coordinator: str) -> socket.socket:
-    host, port = _host_and_port(coordinator)
-    is_local = bind_address(coordinator) == coordinator
-    dual = not is_local and socket.has_dualstack_ipv6()
+def _bind(coordinator: str) -> socket.socket:
+    port = _host_and_port(coordinator)[1]
     deadline = time.monotonic() + _BIND_SECONDS
     while True:
         try:
-            return socket.create_server(
-                (host if is_local else "", port),
-                family=socket.AF_INET6 if dual else socket.AF_INET,
-                backlog=1024,
-                dualstack_ipv6=dual,
-            )
+            return listen(coordinator, port)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
@@ -220,19 +297,34 @@ def _listen(coordinator: str) -> socket.socket:
 # Other processes
 
 
-def _join(group: ProcessGroup, host: str, limit_seconds: float) -> tuple[str, ...]:
-    """Announces this process to process 0, and waits for the host names of all processes."""
-    announcement = _Announcement(group, host)
+def _join(group: ProcessGroup, place: Place, host: str, limit_seconds: float) -> Assembly:
+    """Announces this process to process 0, waits for its parent's message, and connects its children."""
     deadline = time.monotonic() + limit_seconds
-    while time.monotonic() < deadline:
-        hosts = announcement.attempt(deadline)
-        if hosts is not None:
-            return hosts
-        time.sleep(_POLL_SECONDS)
-    raise PeerTimeout(
-        f"process {group.process} of {group.num_processes} on {host} waited {limit_seconds:.0f} s for "
-        f"process 0: {announcement.obstacle}"
-    )
+    with ChildListener(group.coordinator, place.children) as listener:
+        announcement = _Announcement(group, host, listener)
+        while (joined := announcement.attempt(deadline)) is None:
+            if time.monotonic() > deadline:
+                raise PeerTimeout(
+                    f"process {group.process} of {group.num_processes} on {host} waited "
+                    f"{limit_seconds:.0f} s for process 0: {announcement.obstacle}"
+                )
+            time.sleep(_POLL_SECONDS)
+        parent, hosts = joined
+        assert place.parent is not None
+        connections = {place.parent: parent}
+        try:
+            connections |= listener.accept(deadline + _GRACE_SECONDS)
+            line = json.dumps({"hosts": hosts}).encode() + b"\n"
+            for child in place.children:
+                connections[child].socket.sendall(line)
+        except OSError as error:
+            raise PeerTimeout(
+                f"process {group.process} of {group.num_processes} on {host} waited for "
+                f"{_names(place.children)}, which it connects with process 0: {error}"
+            ) from error
+    # The hello and one message of process 0, and with each child what its hello and the hosts are here.
+    num_messages = 2 + 2 * len(place.children) + (0 if place.parent == 0 else 2)
+    return Assembly(place, tuple(hosts), connections, num_messages)
 
 
 class _Announcement:
@@ -241,21 +333,28 @@ class _Announcement:
     Args:
       group: processes of the run.
       host: name of this process' host.
+      listener: where the children of this process connect.
 
     Attributes:
       obstacle: why the last attempt failed, for an error message.
     """
 
-    def __init__(self, group: ProcessGroup, host: str):
+    def __init__(self, group: ProcessGroup, host: str, listener: ChildListener):
         self._group = group
-        self._hello = {"process": group.process, "num_processes": group.num_processes, "host": host}
+        self._hello = {
+            "process": group.process,
+            "num_processes": group.num_processes,
+            "host": host,
+            "port": listener.port,
+            "token": listener.token,
+        }
         self.obstacle = ""
 
-    def attempt(self, deadline: float) -> tuple[str, ...] | None:
+    def attempt(self, deadline: float) -> tuple[Connection, list[str]] | None:
         """Connects to process 0 once.
 
         Returns:
-          Host names of all processes; None if the attempt failed.
+          Connection with the parent, and host names of all processes; None if the attempt failed.
 
         Raises:
           PeerTimeout: with the message of process 0, if processes are late.
@@ -268,45 +367,68 @@ class _Announcement:
             return None
         try:
             remaining = max(_POLL_SECONDS, deadline - time.monotonic())
-            with socket.create_connection((name, port), timeout=min(remaining, _SEND_SECONDS)) as connection:
-                self.obstacle = f"the service at {self._group.coordinator} is not process 0 of this run"
-                connection.sendall(json.dumps(self._hello).encode() + b"\n")
-                return self._listen(connection, deadline + _GRACE_SECONDS)
+            connection = Connection(socket.create_connection((name, port), min(remaining, _SEND_SECONDS)))
+            self.obstacle = f"the service at {self._group.coordinator} is not process 0 of this run"
+            with contextlib.ExitStack() as stack:
+                stack.callback(connection.close)
+                connection.socket.sendall(json.dumps(self._hello).encode() + b"\n")
+                message = self._listen(connection, deadline + _GRACE_SECONDS)
+                if message is not None and "hosts" in message:
+                    stack.pop_all()
+                    return connection, message["hosts"]
         except TimeoutError:
             self.obstacle = self.obstacle or f"{self._group.coordinator} does not answer"
+            return None
         # Process 0 has ended, or this was a process of the previous attempt: the next attempt shows which.
         except ConnectionResetError:
-            pass
+            return None
         except OSError as error:
             self.obstacle = f"nothing listens at {self._group.coordinator} ({error.strerror or error})"
+            return None
+        return None if message is None else self._connect_to_parent(message["parent"], deadline)
+
+    def _listen(self, connection: Connection, deadline: float) -> dict[str, Any] | None:
+        while (remaining := deadline - time.monotonic()) > 0:
+            connection.socket.settimeout(remaining)
+            message = read_object(connection.lines)
+            if message is None or "hosts" in message or "parent" in message:
+                return message
+            if "refused" in message:
+                raise UserError(message["refused"])
+            if "late" in message:
+                raise PeerTimeout(message["late"])
+            self.obstacle = (
+                f"it is running at {self._group.coordinator} and waiting for {message.get('missing')}"
+            )
         return None
 
-    def _listen(self, connection: socket.socket, deadline: float) -> tuple[str, ...] | None:
-        with connection.makefile("rb") as lines:
-            while (remaining := deadline - time.monotonic()) > 0:
-                connection.settimeout(remaining)
-                message = _parse(lines.readline(_MAX_LINE_BYTES))
-                if message is None:
-                    return None
-                if "hosts" in message:
-                    return tuple(message["hosts"])
-                if "refused" in message:
-                    raise UserError(message["refused"])
-                if "late" in message:
-                    raise PeerTimeout(message["late"])
-                self.obstacle = (
-                    f"it is running at {self._group.coordinator} and waiting for {message.get('missing')}"
-                )
-        return None
+    def _connect_to_parent(self, address: Sequence[Any], deadline: float) -> tuple[Connection, list[str]]:
+        """Connects to the parent, and waits until that has received the host names.
 
+        Args:
+          address: host, port and token of the parent.
+          deadline: time at which this process gives up.
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Parses a message of process 0; returns None if the connection was closed or another service sent it."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None
+        Raises:
+          PeerTimeout: if the parent has ended, or sends nothing in time.
+        """
+        host, port, token = address
+        reason = "it has ended"
+        try:
+            connection = Connection(socket.create_connection((host, port), _SEND_SECONDS))
+            connection.socket.settimeout(max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS)
+            hello = {"process": self._group.process, "token": token}
+            connection.socket.sendall(json.dumps(hello).encode() + b"\n")
+            message = read_object(connection.lines)
+            if message is not None and "hosts" in message:
+                return connection, message["hosts"]
+            connection.close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+        raise PeerTimeout(
+            f"process {self._group.process} of {self._group.num_processes} on {self._hello['host']} does not "
+            f"reach the process at {host}:{port}, which connects it with process 0: {reason}"
+        )
 
 
 def _resolution_failure(name: str) -> str | None:

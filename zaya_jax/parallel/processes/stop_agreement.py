@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from zaya_jax.parallel.processes import hosts
-from zaya_jax.parallel.processes.errors import PeerTimeout
+from zaya_jax.parallel.processes.errors import PeerLost, PeerTimeout
 
 _PROPOSAL = "zaya/stop"
 _POLL_SECONDS = 1.0
@@ -23,7 +23,7 @@ class StopAgreement:
         self._request: str | None = None
         self._stop_at = 0
         self._step = 0
-        self._failure: PeerTimeout | None = None
+        self._failure: PeerTimeout | PeerLost | None = None
         # While a thread holds it, the training loop cannot begin another step.
         self._passing = threading.Lock()
         self._closed = threading.Event()
@@ -39,7 +39,7 @@ class StopAgreement:
             return
         # Wait for all processes to end their steps: until then a request may come, which all must answer.
         if kind is None:
-            hosts.gather("end of the steps", None)
+            hosts.meet("end of the steps")
         self._closed.set()
         self._thread.join(2 * _POLL_SECONDS)
 
@@ -70,7 +70,7 @@ class StopAgreement:
 
     def _wait_for_request(self) -> None:
         while not self._closed.is_set():
-            request = hosts.poll(_PROPOSAL, limit_seconds=_POLL_SECONDS)
+            request = hosts.wait_for_post(_PROPOSAL, limit_seconds=_POLL_SECONDS)
             if request is not None:
                 with self._passing:
                     self._agree(request)
@@ -79,7 +79,10 @@ class StopAgreement:
     def _agree(self, request: str) -> None:
         try:
             # A process may already be within the step after the last one that it has completed.
-            self._stop_at = max(hosts.gather("stop", self._step)) + 1
-        except PeerTimeout as error:  # raised in the main thread: in this one nothing would handle it
+            self._stop_at = hosts.reduce("stop", self._step, max) + 1
+        except (
+            PeerTimeout,
+            PeerLost,
+        ) as error:  # raised in the main thread: in this one nothing would handle it
             self._failure = error
         self._request = request

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes import coordination_service, hosts
-from zaya_jax.parallel.processes.rendezvous import bind_address
+from zaya_jax.parallel.processes.listeners import is_local, listen
 
 CHUNK_BYTES = 4 * 2**20
 # Of one connect, send or receive; a process that has ended closes its connections at once.
@@ -50,7 +50,7 @@ class Transfers:
         self._token = hosts.broadcast_from_first("transfer token", secrets.token_hex(16))
         if hosts.num_processes() > 1:
             coordinator = coordination_service.state().coordinator_address
-            self._server = _Server(_listen(coordinator), self._token, max_bytes, put, get)
+            self._server = _Server(listen(coordinator), self._token, max_bytes, put, get)
             threading.Thread(target=self._server.serve_forever, name="transfers", daemon=True).start()
             address = _own_host(coordinator), self._server.server_address[1]
             self._addresses = hosts.gather("transfer addresses", address)
@@ -189,23 +189,10 @@ def _chunks(stream: BufferedIOBase, size: int) -> Chunks:
         yield chunk
 
 
-def _is_local(coordinator: str) -> bool:
-    return bind_address(coordinator) == coordinator
-
-
-def _listen(coordinator: str) -> socket.socket:
-    """Listens at any free port: of all interfaces, or only of the loopback for a local run."""
-    if _is_local(coordinator):
-        return socket.create_server(("127.0.0.1", 0), backlog=1024)
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=1024, dualstack_ipv6=dual)
-
-
 def _own_host(coordinator: str) -> str:
     """Returns the name or address at which other processes reach this one."""
     host, _, port = coordinator.rpartition(":")
-    if _is_local(coordinator):
+    if is_local(coordinator):
         return "127.0.0.1"
     if hosts.is_first():
         return host.strip("[]")

@@ -31,7 +31,7 @@ class SaveSchedule:
         if self._config.checkpoint_minutes is None:
             return due
         # Clocks of processes differ by steps: all use the first process's answer.
-        return hosts.gather("save is due", due)[0]
+        return hosts.broadcast_from_first("save is due", due)
 
 
 def is_save_due(config: TrainConfig, step: int, *, seconds: float) -> bool:

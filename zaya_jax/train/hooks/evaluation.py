@@ -111,7 +111,7 @@ def evaluate(
         for name, value in sums.preferences.items():
             preferences[name] += float(value)
     if num_bytes is None:  # each process has counted its share
-        num_bytes = sum(hosts.gather("held-out bytes", spelled_bytes))
+        num_bytes = hosts.reduce("held-out bytes", spelled_bytes, sum)
     means = {"loss": loss / max(num_targets, 1), **preference_means(preferences, num_targets)}
     # Bits per byte, so that runs with different tokenizers can be compared.
     return means | {"bits_per_byte": bits_per_byte(text_loss(loss, preferences), num_bytes)}

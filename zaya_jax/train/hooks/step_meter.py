@@ -95,10 +95,14 @@ class StepMeter:
           metrics: metrics of the step, on the host.
         """
         # Each process counts its share of the batch.
-        by_process, self._text_bytes = hosts.gather("text bytes", self._text_bytes), []
-        text_bytes = [sum(of_step) for of_step in zip(*by_process, strict=True)]
+        text_bytes, self._text_bytes = hosts.reduce("text bytes", self._text_bytes, _sum_by_step), []
         seconds, keys = self._clock.lap(step), self._keys.take()
         values = train_values(self._run, self._range, step, metrics, text_bytes[-1], seconds, keys=keys)
         position = self._position.after((step - self._range.first_step) * self._range.batch_size)
         epochs = {f"epochs/{folder}": count for folder, count in position.epochs().items()}
         return values | epochs, text_bytes
+
+
+def _sum_by_step(counts: list[list[int]]) -> list[int]:
+    """Adds the lists of processes, which have an element per step."""
+    return [sum(of_step) for of_step in zip(*counts, strict=True)]

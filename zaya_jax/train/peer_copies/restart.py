@@ -62,8 +62,10 @@ class RestoredCopy:
         # Not kept: a mapped file takes memory even after its removal.
         size, self.content = len(self.content), None
         seconds = self.seconds + time.monotonic() - start
-        sizes = hosts.gather("bytes restored", [size - self.received, self.received])
-        own, received = (sum(each) for each in zip(*sizes, strict=True))
+        sizes = [size - self.received, self.received]
+        own, received = hosts.reduce(
+            "bytes restored", sizes, lambda each: [*map(sum, zip(*each, strict=True))]
+        )
         step = self.header.step
         if hosts.is_first():
             # None of the arrays came from the storage.

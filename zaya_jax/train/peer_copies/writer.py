@@ -102,7 +102,7 @@ class CopyWriter:
         """Waits until all processes have ended their copies."""
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
-        hosts.gather("end of peer copies", None)
+        hosts.meet("end of peer copies")
         self._transfers.__exit__()
 
     def _failure(self) -> str | None:
