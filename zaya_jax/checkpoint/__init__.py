@@ -48,6 +48,7 @@ from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_rem
 from zaya_jax.checkpoint.run_config import config_loss, has_record, read_config
 from zaya_jax.checkpoint.steps import (
     Checkpoints,
+    commit_together,
     devices_of,
     has_average,
     has_training,

@@ -164,17 +164,11 @@ class Checkpoints:
 
     def _commit(self, writing: "StepWriter") -> None:
         """Commits a step when all processes have written their files."""
-        self._writing_seconds, files = self._run_on_all(
-            "written", lambda: _timed(writing.finish), limit_seconds=SAVE_SECONDS
+        self._writing_seconds = commit_together(
+            writing.finish, lambda described: self._publish(writing, described), run_on_all=self._run_on_all
         )
-        # Each process hashes its own files in parallel; the first one writes the manifest.
-        described = hosts.gather_to_first("hashes", files)
-        self._run_on_all("commit", lambda: self._publish(writing, described))
 
-    def _publish(self, writing: "StepWriter", described: list[Files] | None) -> None:
-        """Commits a step in process 0, which alone has the descriptions of all files."""
-        if described is None:
-            return
+    def _publish(self, writing: "StepWriter", described: list[Files]) -> None:
         writing.commit(described)
         # From this rename on, the step is a checkpoint.
         durable.publish(writing.aside, self._folder / str(writing.step))
@@ -224,6 +218,29 @@ class Checkpoints:
         steps = all_steps(self._run_folder)
         previous = f"the latest one is of step {steps[-1]}" if steps else "there is no earlier one"
         return SaveFailed(f"a checkpoint of {self._run_folder} could not be written: {cause}; {previous}")
+
+
+def commit_together(
+    finish: Callable[[], Files],
+    publish: Callable[[list[Files]], None],
+    *,
+    run_on_all: Callable[..., Any] = hosts.run_on_all,
+) -> float:
+    """Commits what all processes have written; a failure in one of them is raised in all.
+
+    Args:
+      finish: waits for this process's files and describes them.
+      publish: commits the files of all processes; called only in process 0.
+      run_on_all: runs a function in every process, as `hosts.run_on_all`.
+
+    Returns:
+      The seconds of `finish` in this process.
+    """
+    seconds, files = run_on_all("written", lambda: _timed(finish), limit_seconds=SAVE_SECONDS)
+    # Each process hashes its own files in parallel; the first one writes the manifest.
+    described = hosts.gather_to_first("hashes", files)
+    run_on_all("commit", lambda: None if described is None else publish(described))
+    return seconds
 
 
 def _timed(work: Callable[[], T]) -> tuple[float, T]:

@@ -43,7 +43,7 @@ from zaya_jax.model.adapters import declare_run
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.mesh import local_rows, local_tokens, with_context
 from zaya_jax.parallel.processes import hosts
-from zaya_jax.parallel.processes.exchanges import join
+from zaya_jax.parallel.processes.tree.exchanges import join
 from zaya_jax.run_folder.events import write_event
 from zaya_jax.run_folder.names import DAMAGED
 from zaya_jax.train.consistency.config_changes import record_change

@@ -11,7 +11,7 @@ from typing import Any
 
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.errors import CollectiveError
-from zaya_jax.parallel.processes.exchanges import first_known
+from zaya_jax.parallel.processes.tree.exchanges import first_known
 
 _MISSING = "missing"
 # Numbers of fields and processes that an error lists.

@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -20,11 +21,11 @@ import jax
 from zaya_jax.errors import DAMAGED, RESUMABLE, TIMED_OUT, UserError, exit_code_of
 from zaya_jax.parallel.processes import coordination_service
 from zaya_jax.parallel.processes.errors import CollectiveError, PeerLost, PeerTimeout
-from zaya_jax.parallel.processes.exchanges import RESUME, Exchanges, first_known, join
 from zaya_jax.parallel.processes.liveness import Liveness
 from zaya_jax.parallel.processes.process_group import ProcessGroup, host_name
 from zaya_jax.parallel.processes.rendezvous import Assembly, assembled
-from zaya_jax.parallel.processes.tree_links import TreeLinks
+from zaya_jax.parallel.processes.tree.exchanges import RESUME, Exchanges, first_known, join
+from zaya_jax.parallel.processes.tree.links import TreeLinks
 
 LIMIT_SECONDS = 300.0
 """Default time limit for waits on other processes; a process that is silent for so long counts as lost."""
@@ -43,6 +44,32 @@ _COLLECTIVE_TIMEOUTS = (
 T = TypeVar("T")
 
 
+@dataclasses.dataclass(frozen=True)
+class StartSeconds:
+    """How long the parts of this process' start have taken.
+
+    Attributes:
+      rendezvous: seconds until all processes had started and this one was connected in the tree.
+      service: seconds until this process was connected with jax's coordination service, after that.
+    """
+
+    rendezvous: float
+    service: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Messages that this process has sent to and received from others, without those of jax's service.
+
+    Attributes:
+      messages: number of messages, with those of the rendezvous.
+      num_bytes: bytes of messages over the tree.
+    """
+
+    messages: int
+    num_bytes: int
+
+
 @dataclasses.dataclass
 class _State:
     """Membership and message state of this process."""
@@ -50,10 +77,12 @@ class _State:
     limit_seconds: float = LIMIT_SECONDS
     hosts: tuple[str, ...] = ()
     """Host names by process number; empty in a run of one process."""
+    start_seconds: "StartSeconds | None" = None
+    rendezvous_messages: int = 0
     links: TreeLinks | None = None
     exchanges: Exchanges | None = None
     liveness: Liveness | None = None
-    """As the two before it, None in a run of one process."""
+    """As links and exchanges, None in a run of one process."""
     is_leaving: bool = False
     """Whether the process is ending for a reason that it reports itself."""
 
@@ -200,10 +229,12 @@ def start(
     jax.config.update("jax_enable_preemption_service", False)
     _set_collective_timeout(limit_seconds if collective_seconds is None else collective_seconds)
     _state.limit_seconds = limit_seconds
+    begun = time.monotonic()
     with assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as assembly:
         _state.hosts = assembly.hosts
         if group.process == 0:
             coordination_service.start_service(group, limit_seconds=limit_seconds)
+    met = time.monotonic()
     try:
         coordination_service.connect(group, limit_seconds=limit_seconds, on_loss=_on_loss)
     except RuntimeError as error:
@@ -212,11 +243,13 @@ def start(
             f"process {group.process} of {group.num_processes} waited {limit_seconds:.0f} s for the others "
             f"at {group.coordinator}: all of them started, and some have ended since"
         ) from error
+    _state.start_seconds = StartSeconds(met - begun, time.monotonic() - met)
     _begin_exchanges(group, assembly, limit_seconds=limit_seconds)
 
 
 def _begin_exchanges(group: ProcessGroup, assembly: Assembly, *, limit_seconds: float) -> None:
     if group.num_processes > 1:
+        _state.rendezvous_messages = assembly.num_messages
         _state.links = TreeLinks(assembly.place, assembly.connections)
         _state.exchanges = Exchanges(_state.links, describe, limit_seconds=limit_seconds)
         _state.liveness = Liveness(_state.links, group, describe, limit_seconds=limit_seconds)
@@ -259,6 +292,20 @@ def host_names() -> tuple[str, ...]:
 def describe(number: int) -> str:
     """Returns a process and its host as text, such as "process 3 on node7"."""
     return f"process {number} on {_state.hosts[number]}" if _state.hosts else f"process {number}"
+
+
+def start_seconds() -> StartSeconds | None:
+    """Returns how long the start of this process has taken; None in a run of one process."""
+    return _state.start_seconds
+
+
+def traffic() -> Traffic:
+    """Returns how much this process has exchanged with others since its start."""
+    links = _state.links
+    if links is None:
+        return Traffic(0, 0)
+    messages = _state.rendezvous_messages + links.num_sent + links.num_received
+    return Traffic(messages, links.bytes_sent + links.bytes_received)
 
 
 # Exchanges in which all processes take part

@@ -39,7 +39,7 @@ def listen(coordinator: str, port: int = 0) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=dual)
 
 
-class Connection:
+class PeerConnection:
     """A TCP connection with a reader of its lines, whose buffer may already contain the next ones.
 
     Attributes:
@@ -90,17 +90,17 @@ class ChildListener:
         if self._listener is not None:
             self._listener.close()
 
-    def accept(self, deadline: float) -> dict[int, Connection]:
+    def accept(self, deadline: float) -> dict[int, PeerConnection]:
         """Returns the connections of all children, by process number.
 
         Raises:
           TimeoutError: if some do not connect until the deadline.
         """
-        accepted: dict[int, Connection] = {}
+        accepted: dict[int, PeerConnection] = {}
         while self._listener is not None and len(accepted) < len(self._children):
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                connection = Connection(self._listener.accept()[0])
+                connection = PeerConnection(self._listener.accept()[0])
             except OSError:
                 for each in accepted.values():
                     each.close()
@@ -112,7 +112,7 @@ class ChildListener:
                 accepted[number] = connection
         return accepted
 
-    def _identify(self, connection: Connection) -> int | None:
+    def _identify(self, connection: PeerConnection) -> int | None:
         """Returns the number of a child; None for another client, such as a port scanner."""
         connection.socket.settimeout(_HELLO_SECONDS)
         try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from zaya_jax.parallel.processes.process_group import ProcessGroup
-from zaya_jax.parallel.processes.tree_links import TreeLinks
+from zaya_jax.parallel.processes.tree.links import TreeLinks
 
 _SIGNS_PER_LIMIT = 10
 _TICK_SECONDS = 1.0

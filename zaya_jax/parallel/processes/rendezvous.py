@@ -22,9 +22,9 @@ from typing import Any
 
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes.errors import PeerTimeout
-from zaya_jax.parallel.processes.listeners import ChildListener, Connection, listen, read_object
+from zaya_jax.parallel.processes.listeners import ChildListener, PeerConnection, listen, read_object
 from zaya_jax.parallel.processes.process_group import ProcessGroup
-from zaya_jax.parallel.processes.tree import FAN_OUT, Place, place_of
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, Place, place_of
 
 # Messages, each one line:
 #   process N -> 0       {"process": N, "num_processes": M, "host": "...", "port": P, "token": "..."}
@@ -64,7 +64,7 @@ class Assembly:
 
     place: Place
     hosts: tuple[str, ...]
-    connections: dict[int, Connection]
+    connections: dict[int, PeerConnection]
     num_messages: int = 0
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class _Registry:
         line = json.dumps(message).encode() + b"\n"
         await self._send(dict.fromkeys((each.writer for each in self._present.values()), line))
 
-    async def release(self, hosts: Sequence[str]) -> dict[int, Connection]:
+    async def release(self, hosts: Sequence[str]) -> dict[int, PeerConnection]:
         """Sends all processes on; returns the connections with the children of process 0, which stay."""
         to_children = json.dumps({"hosts": hosts}).encode() + b"\n"
         lines, connections = {}, {}
@@ -187,7 +187,7 @@ class _Registry:
             if number in self._place.children:
                 # Else asyncio might read the first message that follows.
                 each.writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
-                connections[number] = Connection(each.writer.get_extra_info("socket").dup())
+                connections[number] = PeerConnection(each.writer.get_extra_info("socket").dup())
                 lines[each.writer] = to_children
             else:
                 parent = place_of(number, self._group.num_processes, fan_out=self._fan_out).parent
@@ -350,11 +350,11 @@ class _Announcement:
         }
         self.obstacle = ""
 
-    def attempt(self, deadline: float) -> tuple[Connection, list[str]] | None:
+    def attempt(self, deadline: float) -> tuple[PeerConnection, list[str]] | None:
         """Connects to process 0 once.
 
         Returns:
-          Connection with the parent, and host names of all processes; None if the attempt failed.
+          PeerConnection with the parent, and host names of all processes; None if the attempt failed.
 
         Raises:
           PeerTimeout: with the message of process 0, if processes are late.
@@ -367,7 +367,7 @@ class _Announcement:
             return None
         try:
             remaining = max(_POLL_SECONDS, deadline - time.monotonic())
-            connection = Connection(socket.create_connection((name, port), min(remaining, _SEND_SECONDS)))
+            connection = PeerConnection(socket.create_connection((name, port), min(remaining, _SEND_SECONDS)))
             self.obstacle = f"the service at {self._group.coordinator} is not process 0 of this run"
             with contextlib.ExitStack() as stack:
                 stack.callback(connection.close)
@@ -387,7 +387,7 @@ class _Announcement:
             return None
         return None if message is None else self._connect_to_parent(message["parent"], deadline)
 
-    def _listen(self, connection: Connection, deadline: float) -> dict[str, Any] | None:
+    def _listen(self, connection: PeerConnection, deadline: float) -> dict[str, Any] | None:
         while (remaining := deadline - time.monotonic()) > 0:
             connection.socket.settimeout(remaining)
             message = read_object(connection.lines)
@@ -402,7 +402,7 @@ class _Announcement:
             )
         return None
 
-    def _connect_to_parent(self, address: Sequence[Any], deadline: float) -> tuple[Connection, list[str]]:
+    def _connect_to_parent(self, address: Sequence[Any], deadline: float) -> tuple[PeerConnection, list[str]]:
         """Connects to the parent, and waits until that has received the host names.
 
         Args:
@@ -415,7 +415,7 @@ class _Announcement:
         host, port, token = address
         reason = "it has ended"
         try:
-            connection = Connection(socket.create_connection((host, port), _SEND_SECONDS))
+            connection = PeerConnection(socket.create_connection((host, port), _SEND_SECONDS))
             connection.socket.settimeout(max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS)
             hello = {"process": self._group.process, "token": token}
             connection.socket.sendall(json.dumps(hello).encode() + b"\n")

@@ -10,6 +10,22 @@ _PROPOSAL = "zaya/stop"
 _POLL_SECONDS = 1.0
 
 
+def request_stop(request: str) -> None:
+    """Requests all processes to stop; the first of several requests counts."""
+    hosts.post(_PROPOSAL, request)
+
+
+def wait_for_request(*, limit_seconds: float) -> str | None:
+    """Waits until any process requests to stop; returns None if none does within the time limit."""
+    return hosts.wait_for_post(_PROPOSAL, limit_seconds=limit_seconds)
+
+
+def agree_on_step(step: int) -> int:
+    """Returns the first step that no process has passed, given the step of this one. All must call it."""
+    # A process may already be within the step after the last one that it has completed.
+    return hosts.reduce("stop", step, max) + 1
+
+
 class StopAgreement:
     """Makes all processes stop after the same step when any of them requests it. Use it as a context manager.
 
@@ -52,7 +68,7 @@ class StopAgreement:
         if hosts.num_processes() == 1:
             self._request = self._request or request
         else:
-            hosts.post(_PROPOSAL, request)
+            request_stop(request)
 
     def reached(self, step: int) -> str | None:
         """Returns the request for which all processes stop after a step; None to continue.
@@ -70,7 +86,7 @@ class StopAgreement:
 
     def _wait_for_request(self) -> None:
         while not self._closed.is_set():
-            request = hosts.wait_for_post(_PROPOSAL, limit_seconds=_POLL_SECONDS)
+            request = wait_for_request(limit_seconds=_POLL_SECONDS)
             if request is not None:
                 with self._passing:
                     self._agree(request)
@@ -78,11 +94,8 @@ class StopAgreement:
 
     def _agree(self, request: str) -> None:
         try:
-            # A process may already be within the step after the last one that it has completed.
-            self._stop_at = hosts.reduce("stop", self._step, max) + 1
-        except (
-            PeerTimeout,
-            PeerLost,
-        ) as error:  # raised in the main thread: in this one nothing would handle it
+            self._stop_at = agree_on_step(self._step)
+        # Raised in the main thread: in this one nothing would handle it.
+        except (PeerTimeout, PeerLost) as error:
             self._failure = error
         self._request = request

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zaya_jax.parallel.processes.errors import PeerLost, PeerTimeout
-from zaya_jax.parallel.processes.tree_links import DAMAGED, TreeLinks
-from zaya_jax.parallel.processes.tree_node import ANSWER_SECONDS, Late, Merge, Result
+from zaya_jax.parallel.processes.tree.links import DAMAGED, TreeLinks
+from zaya_jax.parallel.processes.tree.protocol import ANSWER_SECONDS, Late, Merge, Result
 
 RESUME = "run the same command again to resume from the last saved step"
 # Longer than process 0 waits for the others: its answer then arrives, and names who is late.
@@ -171,7 +171,7 @@ class Exchanges:
         """
         own, parent = self._place.process, self._place.parent
         for number, reason in broken.items():
-            lower, upper = (own, parent) if number == parent else (number, own)
+            lower, upper = (own, number) if number == parent else (number, own)
             if reason == DAMAGED:
                 raise PeerLost(
                     f"{self._describe(lower)} exchanges damaged messages with process {upper}; {RESUME}"

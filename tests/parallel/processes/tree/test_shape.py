@@ -1,10 +1,10 @@
-"""Shape of the tree of processes: who connects whom."""
+"""Shape of the tree of processes: which parents and children each process has."""
 
 import math
 
 import pytest
 
-from zaya_jax.parallel.processes.tree import FAN_OUT, place_of
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
 
 
 @pytest.mark.parametrize(

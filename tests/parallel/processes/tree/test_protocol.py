@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from zaya_jax.parallel.processes.exchanges import first_known, join
-from zaya_jax.parallel.processes.tree import place_of
-from zaya_jax.parallel.processes.tree_node import TreeNode
+from zaya_jax.parallel.processes.tree.exchanges import first_known, join
+from zaya_jax.parallel.processes.tree.protocol import TreeNode
+from zaya_jax.parallel.processes.tree.shape import place_of
 
 
 class Network:

@@ -9,8 +9,8 @@ from connected import connected
 
 from zaya_jax.errors import RESUMABLE, TIMED_OUT, exit_code_of
 from zaya_jax.parallel.processes.errors import PeerLost, PeerTimeout
-from zaya_jax.parallel.processes.exchanges import join
-from zaya_jax.parallel.processes.tree_links import decode, encode
+from zaya_jax.parallel.processes.tree.exchanges import join
+from zaya_jax.parallel.processes.tree.links import decode, encode
 
 
 @pytest.mark.parametrize(("count", "fan_out"), [(2, 16), (4, 16), (24, 3)])

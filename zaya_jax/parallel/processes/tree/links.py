@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zaya_jax.parallel.processes.listeners import Connection
-from zaya_jax.parallel.processes.tree import Place
-from zaya_jax.parallel.processes.tree_node import Message, TreeNode
+from zaya_jax.parallel.processes.listeners import PeerConnection
+from zaya_jax.parallel.processes.tree.protocol import Message, TreeNode
+from zaya_jax.parallel.processes.tree.shape import Place
 
 # Time for a thread to notice that its connection is closed.
 _CLOSE_SECONDS = 2.0
@@ -59,7 +59,7 @@ class TreeLinks:
       bytes_received: bytes received.
     """
 
-    def __init__(self, place: Place, connections: Mapping[int, Connection]):
+    def __init__(self, place: Place, connections: Mapping[int, PeerConnection]):
         self.changed = threading.Condition()
         self.node = TreeNode(place, send=self._send, after=self._after)
         self.broken: dict[int, str] = {}
@@ -103,7 +103,7 @@ class TreeLinks:
         for connection in self._connections.values():
             connection.close()
 
-    def _read(self, number: int, connection: Connection) -> None:
+    def _read(self, number: int, connection: PeerConnection) -> None:
         reason = ENDED
         try:
             for line in connection.lines:

@@ -5,10 +5,10 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
-from zaya_jax.parallel.processes.exchanges import Exchanges
 from zaya_jax.parallel.processes.process_group import ProcessGroup
 from zaya_jax.parallel.processes.rendezvous import Assembly, assembled
-from zaya_jax.parallel.processes.tree_links import TreeLinks
+from zaya_jax.parallel.processes.tree.exchanges import Exchanges
+from zaya_jax.parallel.processes.tree.links import TreeLinks
 
 
 def free_address() -> str:

@@ -1,6 +1,6 @@
 """Protocol of one process in the tree: which messages it sends when others arrive.
 
-A state machine without sockets, threads and clocks: `tree_links` runs it over TCP, and `zaya bench control`
+A state machine without sockets, threads and clocks: `links` runs it over TCP, and `zaya bench control`
 runs thousands of them in a simulation. Values are merged on their way to process 0, so that it handles one
 message per child, whatever the number of processes.
 
@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zaya_jax.parallel.processes.tree import Place
+from zaya_jax.parallel.processes.tree.shape import Place
 
 ANSWER_SECONDS = 1.0
 """Time for a process to answer after the time limit, per level of the tree."""
