@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from zaya_jax.bench.collectives import command
+from zaya_jax.bench.control import command as control
 from zaya_jax.bench.generation import generation
 from zaya_jax.bench.kernels import gemm, kernel_times, memory_passes
 from zaya_jax.bench.storage import checkpoint, data, disk
@@ -19,6 +20,7 @@ WITH_ROUNDS: dict[str, Callable[..., None]] = {
 WITH_OWN_PARSER: dict[str, Callable[[Sequence[str]], None]] = {
     "checkpoint": checkpoint.main,
     "collectives": command.main,
+    "control": control.main,
     "gemm": gemm.main,
     "generation": generation.main,
     "hbm": memory_passes.main,
@@ -61,6 +63,7 @@ def _parser() -> Parser:
         "               for Orbax and zaya_jax, in 1, 2 and 4 processes\n"
         "  data         tokens/s and memory of building and reading a corpus\n"
         "  collectives  bandwidth of the links between devices and between nodes\n"
+        "  control      start, stop and commit of many processes, also simulated\n"
         "  gemm         speed of the matrix products of a step\n"
         "  hbm          memory bandwidth of a device\n"
         "  start        time from zaya train to its first step\n"

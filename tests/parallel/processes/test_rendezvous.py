@@ -73,7 +73,7 @@ def test_process_0_is_missing():
     coordinator = f"127.0.0.1:{free_port()}"
     error = come(coordinator, 2, 1, 0.5)
     assert exit_code_of(error) == TIMED_OUT
-    sentence = f"waited 0 s for process 0: nothing listens at {coordinator} (PeerConnection refused)"
+    sentence = f"waited 0 s for process 0: nothing listens at {coordinator} (Connection refused)"
     assert str(error) == f"process 1 of 2 on host1 {sentence}"
 
 

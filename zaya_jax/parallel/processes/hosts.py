@@ -45,25 +45,29 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class StartSeconds:
-    """How long the parts of this process' start have taken.
+class StartCost:
+    """What the parts of this process' start have taken.
 
     Attributes:
       rendezvous: seconds until all processes had started and this one was connected in the tree.
+      rendezvous_cpu: CPU seconds of this process for that.
+      messages: messages that this process sent and received for that.
       service: seconds until this process was connected with jax's coordination service, after that.
     """
 
     rendezvous: float
+    rendezvous_cpu: float
+    messages: int
     service: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Messages that this process has sent to and received from others, without those of jax's service.
+    """Messages over the tree that this process has sent to and received from others, without signs of life.
 
     Attributes:
-      messages: number of messages, with those of the rendezvous.
-      num_bytes: bytes of messages over the tree.
+      messages: number of messages.
+      num_bytes: bytes of these messages.
     """
 
     messages: int
@@ -77,8 +81,7 @@ class _State:
     limit_seconds: float = LIMIT_SECONDS
     hosts: tuple[str, ...] = ()
     """Host names by process number; empty in a run of one process."""
-    start_seconds: "StartSeconds | None" = None
-    rendezvous_messages: int = 0
+    start_cost: StartCost | None = None
     links: TreeLinks | None = None
     exchanges: Exchanges | None = None
     liveness: Liveness | None = None
@@ -229,12 +232,12 @@ def start(
     jax.config.update("jax_enable_preemption_service", False)
     _set_collective_timeout(limit_seconds if collective_seconds is None else collective_seconds)
     _state.limit_seconds = limit_seconds
-    begun = time.monotonic()
+    begun, cpu = time.monotonic(), time.process_time()
     with assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as assembly:
         _state.hosts = assembly.hosts
         if group.process == 0:
             coordination_service.start_service(group, limit_seconds=limit_seconds)
-    met = time.monotonic()
+    met, cpu = time.monotonic(), time.process_time() - cpu
     try:
         coordination_service.connect(group, limit_seconds=limit_seconds, on_loss=_on_loss)
     except RuntimeError as error:
@@ -243,13 +246,12 @@ def start(
             f"process {group.process} of {group.num_processes} waited {limit_seconds:.0f} s for the others "
             f"at {group.coordinator}: all of them started, and some have ended since"
         ) from error
-    _state.start_seconds = StartSeconds(met - begun, time.monotonic() - met)
+    _state.start_cost = StartCost(met - begun, cpu, assembly.num_messages, time.monotonic() - met)
     _begin_exchanges(group, assembly, limit_seconds=limit_seconds)
 
 
 def _begin_exchanges(group: ProcessGroup, assembly: Assembly, *, limit_seconds: float) -> None:
     if group.num_processes > 1:
-        _state.rendezvous_messages = assembly.num_messages
         _state.links = TreeLinks(assembly.place, assembly.connections)
         _state.exchanges = Exchanges(_state.links, describe, limit_seconds=limit_seconds)
         _state.liveness = Liveness(_state.links, group, describe, limit_seconds=limit_seconds)
@@ -294,9 +296,9 @@ def describe(number: int) -> str:
     return f"process {number} on {_state.hosts[number]}" if _state.hosts else f"process {number}"
 
 
-def start_seconds() -> StartSeconds | None:
-    """Returns how long the start of this process has taken; None in a run of one process."""
-    return _state.start_seconds
+def start_cost() -> StartCost | None:
+    """Returns what the start of this process has taken; None in a run of one process."""
+    return _state.start_cost
 
 
 def traffic() -> Traffic:
@@ -304,8 +306,7 @@ def traffic() -> Traffic:
     links = _state.links
     if links is None:
         return Traffic(0, 0)
-    messages = _state.rendezvous_messages + links.num_sent + links.num_received
-    return Traffic(messages, links.bytes_sent + links.bytes_received)
+    return Traffic(links.num_sent + links.num_received, links.bytes_sent + links.bytes_received)
 
 
 # Exchanges in which all processes take part

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+BACKLOG = 8192
+"""Number of connections that may wait to be accepted; the kernel reduces it to net.core.somaxconn."""
 _LOCAL = ("127.0.0.1", "localhost")
 # Maximum size of a message of the rendezvous; the largest one lists the hosts of all processes.
 _MAX_LINE_BYTES = 2**22
@@ -36,7 +38,7 @@ def listen(coordinator: str, port: int = 0) -> socket.socket:
     host = coordinator.rpartition(":")[0] if is_local(coordinator) else ""
     dual = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=dual)
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
 
 
 class PeerConnection:

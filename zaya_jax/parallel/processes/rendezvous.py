@@ -22,7 +22,7 @@ from typing import Any
 
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes.errors import PeerTimeout
-from zaya_jax.parallel.processes.listeners import ChildListener, PeerConnection, listen, read_object
+from zaya_jax.parallel.processes.listeners import BACKLOG, ChildListener, PeerConnection, listen, read_object
 from zaya_jax.parallel.processes.process_group import ProcessGroup
 from zaya_jax.parallel.processes.tree.shape import FAN_OUT, Place, place_of
 
@@ -36,7 +36,6 @@ from zaya_jax.parallel.processes.tree.shape import FAN_OUT, Place, place_of
 #   process N -> parent  {"process": N, "token": "..."}
 #   parent -> process N  {"hosts": ["...", ...]}            continue; the connection stays open
 _POLL_SECONDS = 0.2
-_REGISTRY_POLL_SECONDS = 0.02
 # Time after which process 0 sends the numbers of the missing processes; it doubles with each report, so that
 # thousands of processes that wait do not keep it busy.
 _REPORT_SECONDS = 1.0
@@ -147,6 +146,8 @@ class _Registry:
         self._group, self._place, self._host, self._fan_out = group, place, host, fan_out
         self._present: dict[int, _Registered] = {}
         self._refusal: str | None = None
+        # Set when nothing is missing, or a process is refused.
+        self._ended = asyncio.Event()
         self.num_messages = 0
 
     def hosts(self) -> tuple[str, ...]:
@@ -162,17 +163,24 @@ class _Registry:
           UserError: for a process that was started with another number of processes.
         """
         listener = _bind(self._group.coordinator)
-        server = await asyncio.start_server(self._serve, sock=listener, limit=_MAX_HELLO_BYTES)
+        # With asyncio's default of 100, the kernel would drop what a few hundred processes that come at once
+        # send, and they would try again after 1, 3 and 7 seconds.
+        server = await asyncio.start_server(
+            self._serve, sock=listener, limit=_MAX_HELLO_BYTES, backlog=BACKLOG
+        )
         start, report = time.monotonic(), _REPORT_SECONDS
         with contextlib.closing(server):
             while self._is_incomplete():
                 waited = time.monotonic() - start
-                if waited > limit_seconds:
+                if waited >= limit_seconds:
                     raise PeerTimeout(self._describe_late(limit_seconds))
-                if waited > report:
+                if waited >= report:
                     await self.send_to_all({"missing": _names(self._missing())})
                     report = 2 * waited
-                await asyncio.sleep(_REGISTRY_POLL_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), min(report, limit_seconds) - waited)
+                # A process may have disconnected since it completed them.
+                self._ended.clear()
 
     async def send_to_all(self, message: Mapping[str, Any]) -> None:
         """Sends a message to all registered processes."""
@@ -261,7 +269,11 @@ class _Registry:
             # Without a buffer, so that a message was sent when `_send` returns.
             writer.transport.set_write_buffer_limits(0)
             self._present[process] = _Registered(host, writer, address)
+            if len(self._present) == self._group.num_processes - 1:
+                self._ended.set()
             return process
+        if self._refusal is not None:
+            self._ended.set()
         await self._send({writer: json.dumps({"refused": refusal}).encode() + b"\n"})
         return None
 

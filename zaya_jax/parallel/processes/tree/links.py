@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zaya_jax.parallel.processes.listeners import PeerConnection
-from zaya_jax.parallel.processes.tree.protocol import Message, TreeNode
+from zaya_jax.parallel.processes.tree.protocol import ALIVE, Message, TreeNode
 from zaya_jax.parallel.processes.tree.shape import Place
 
 # Time for a thread to notice that its connection is closed.
@@ -53,7 +53,8 @@ class TreeLinks:
       node: protocol state of this process. Use it only within `changed`.
       changed: lock of all state, and condition that is notified of each change.
       broken: why connections have ended, by process number: `ENDED` or `DAMAGED`.
-      num_sent: number of messages sent.
+      num_sent: number of messages sent; as the following numbers without signs of life, which do not depend
+        on what the processes do.
       num_received: number of messages received.
       bytes_sent: bytes sent.
       bytes_received: bytes received.
@@ -119,8 +120,9 @@ class TreeLinks:
     def _receive(self, number: int, line: bytes) -> None:
         message = decode(line)
         with self.changed:
-            self.num_received += 1
-            self.bytes_received += len(line)
+            if message["kind"] != ALIVE:
+                self.num_received += 1
+                self.bytes_received += len(line)
             self._last_signs[number] = time.monotonic()
             self.node.receive(number, message)
             self.changed.notify_all()
@@ -131,8 +133,9 @@ class TreeLinks:
             return
         if self._encoded is None or self._encoded[0] is not message:
             self._encoded = message, encode(message)
-        self.num_sent += 1
-        self.bytes_sent += len(self._encoded[1])
+        if message["kind"] != ALIVE:
+            self.num_sent += 1
+            self.bytes_sent += len(self._encoded[1])
         self._outboxes[number].put(self._encoded[1])
 
     def _after(self, seconds: float, work: Callable[[], None]) -> None:

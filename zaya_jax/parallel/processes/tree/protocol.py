@@ -23,6 +23,9 @@ from zaya_jax.parallel.processes.tree.shape import Place
 ANSWER_SECONDS = 1.0
 """Time for a process to answer after the time limit, per level of the tree."""
 
+ALIVE = "alive"
+"""Kind of the messages that are signs of life."""
+
 Message = dict[str, Any]
 Merge = Callable[[list[Any]], Any]
 """Function from values of consecutive processes, at least one, to one value of the same kind."""
@@ -247,10 +250,10 @@ class TreeNode:
         if self.place.parent is None:
             known = below
         elif always or upward:
-            self._send(self.place.parent, {"kind": "alive", "silent": sorted(below)})
+            self._send(self.place.parent, {"kind": ALIVE, "silent": sorted(below)})
         if always or known != self.silent:
             for child in self.place.children:
-                self._send(child, {"kind": "alive", "silent": sorted(known)})
+                self._send(child, {"kind": ALIVE, "silent": sorted(known)})
         self.silent = known
 
 

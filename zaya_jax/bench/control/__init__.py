@@ -1,0 +1,1 @@
+"""Cost of the control plane: start, agreement and commit of many processes, measured and simulated."""

@@ -1,0 +1,39 @@
+"""What is measured of the control plane, and the work of one process in each phase."""
+
+import dataclasses
+
+START, SERVICE, SAME, STOP, COMMIT = PHASES = ("start", "service", "same", "stop", "commit")
+"""start: until all processes are connected in the tree, and have met once. service: connection with jax's
+coordination service. same: comparison of the config of all. stop: from the request of one process until all
+agree on the step. commit: after the files of a checkpoint are written, until it has its name."""
+FILES = 8
+"""Files that a process writes for a checkpoint: three items, each with an index and data."""
+STEP = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Cost of one phase.
+
+    Attributes:
+      seconds: time until the last process was done.
+      messages: messages that process 0 sent and received.
+      num_bytes: bytes of these messages; 0 for the rendezvous.
+      cpu_seconds: CPU time of process 0.
+    """
+
+    seconds: float
+    messages: int
+    num_bytes: int
+    cpu_seconds: float
+
+
+def described_files(process: int) -> dict[str, dict[str, object]]:
+    """Returns descriptions of the files of one process, as long as those of a checkpoint."""
+    return {
+        f"training/ocdbt.process_{process}/d/{process:016x}{number:016x}": {
+            "bytes": 1_234_567_890,
+            "xxh3_128": f"{process:016x}{number:016x}",
+        }
+        for number in range(FILES)
+    }

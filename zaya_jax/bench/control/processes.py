@@ -1,0 +1,215 @@
+"""Light processes of one machine that start, agree and commit as those of a run, without devices.
+
+`zaya bench control` starts it as `python -m zaya_jax.bench.control.processes COUNT ROUNDS FOLDER`, and it
+writes FOLDER/times.json. It imports everything once, and forks the processes, which share that memory.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import pathlib
+import socket
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, SERVICE, START, STEP, STOP, described_files
+from zaya_jax.checkpoint import commit_together
+from zaya_jax.checkpoint.format.manifest import commit
+from zaya_jax.files import durable
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.consistency import require_same
+from zaya_jax.parallel.processes.process_group import ProcessGroup
+from zaya_jax.parallel.processes.stop_agreement import agree_on_step, request_stop, wait_for_request
+from zaya_jax.parallel.processes.tree.exchanges import first_known
+
+TIMES_FILE = "times.json"
+LIMIT_SECONDS = 300.0
+# The others come when process 0 listens: one that comes earlier tries again after 0.2 s.
+_LEAD_SECONDS = 0.1
+# Time in which nothing happens before and after a phase, so that messages of the next one are not counted.
+_QUIET_SECONDS = 0.1
+_QUIET_SECONDS_PER_PROCESS = 0.002
+_SMALL_EXCHANGES, _LARGE_EXCHANGES, _LARGE_BYTES = 300, 10, 2**20
+_CONFIG = {f"section.field_{number}": str(number) for number in range(300)}
+
+
+class Recorder:
+    """Times the phases in one process.
+
+    Args:
+      num_processes: number of processes.
+
+    Attributes:
+      spans: begin and end of each visit to each phase, on the clock of the machine.
+      work: messages, bytes and CPU seconds of this process in each visit.
+    """
+
+    def __init__(self, num_processes: int):
+        self._quiet_seconds = _QUIET_SECONDS + num_processes * _QUIET_SECONDS_PER_PROCESS
+        self.spans: dict[str, list[tuple[float, float]]] = {name: [] for name in PHASES}
+        self.work: dict[str, list[tuple[int, int, float]]] = {name: [] for name in PHASES}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a phase; all processes begin it when they are idle."""
+        hosts.meet("next phase")
+        # At once: another process may wake up sooner than this one.
+        before = hosts.traffic()
+        time.sleep(self._quiet_seconds)
+        cpu, begin = time.process_time(), time.monotonic()
+        yield
+        end, after = time.monotonic(), hosts.traffic()
+        self.spans[name].append((begin, end))
+        cpu = time.process_time() - cpu
+        self.work[name].append((after.messages - before.messages, after.num_bytes - before.num_bytes, cpu))
+        time.sleep(self._quiet_seconds)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measures all phases in a number of processes."""
+    count, rounds, folder = int(argv[0]), int(argv[1]), pathlib.Path(argv[2])
+    # No thread of jax runs yet: it starts them with its devices and its service.
+    warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
+    context = multiprocessing.get_context("fork")
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    ready, results = context.Barrier(count), context.SimpleQueue()
+    processes = [
+        context.Process(target=_run, args=(ProcessGroup(address, count, n), rounds, folder, ready, results))
+        for n in range(count)
+    ]
+    for process in processes:
+        process.start()
+    records = sorted((results.get() for _ in processes), key=lambda each: each["process"])
+    for process in processes:
+        process.join()
+    durable.write(folder / TIMES_FILE, json.dumps(summarize(records)))
+
+
+def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the cost of each phase, medians over its visits, from the records of all processes."""
+    phases = {}
+    for name in PHASES:
+        seconds = []
+        for spans in zip(*(record["spans"][name] for record in records), strict=True):
+            # A stop begins with its request, everything else when the last process is there.
+            begin = spans[-1][0] if name == STOP else max(begin for begin, _ in spans)
+            seconds.append(max(end for _, end in spans) - begin)
+        work = zip(*records[0]["work"][name], strict=True)
+        messages, num_bytes, cpu_seconds = map(statistics.median, work)
+        phases[name] = {
+            "seconds": statistics.median(seconds),
+            "messages": int(messages),
+            "num_bytes": int(num_bytes),
+            "cpu_seconds": cpu_seconds,
+        }
+    others = [record["start_cpu"] for record in records[1:]]
+    return {
+        "phases": phases,
+        "start_cpu": statistics.median(each[0] for each in others),
+        "service_cpu": statistics.median(each[1] for each in others),
+        "memory_bytes": statistics.median(record["memory_bytes"] for record in records),
+        "messages": records[0]["messages"],
+    }
+
+
+def _run(group: ProcessGroup, rounds: int, folder: pathlib.Path, ready: Any, results: Any) -> None:
+    recorder = Recorder(group.num_processes)
+    ready.wait()
+    if group.process > 0:
+        time.sleep(_LEAD_SECONDS)
+    cpu, begin = time.process_time(), time.monotonic()
+    with hosts.joined(group, limit_seconds=LIMIT_SECONDS):
+        joined_cpu = time.process_time() - cpu
+        start_cpu = _record_start(recorder, begin, joined_cpu)
+        is_last = group.process == group.num_processes - 1
+        for _ in range(rounds):
+            with recorder.phase(SAME):
+                require_same("config", _CONFIG)
+            with recorder.phase(COMMIT):
+                _commit(folder, group)
+        messages = _cost_of_messages() if group.num_processes == 2 else None
+        # Once: a run stops once.
+        with recorder.phase(STOP):
+            if is_last:
+                request_stop("signal")
+            assert wait_for_request(limit_seconds=LIMIT_SECONDS)
+            agree_on_step(group.process)
+    results.put(
+        {
+            "process": group.process,
+            "spans": recorder.spans,
+            "work": recorder.work,
+            "start_cpu": start_cpu,
+            "memory_bytes": _private_bytes(),
+            "messages": messages,
+        }
+    )
+
+
+def _record_start(recorder: Recorder, begin: float, cpu: float) -> tuple[float, float]:
+    """Records the phases of the start; returns the CPU seconds of their parts in this process."""
+    parts = hosts.start_cost()
+    assert parts is not None
+    met = begin + parts.rendezvous
+    recorder.spans[START].append((begin, met))
+    recorder.spans[SERVICE].append((met, met + parts.service))
+    recorder.work[START].append((parts.messages, 0, parts.rendezvous_cpu))
+    recorder.work[SERVICE].append((0, 0, cpu - parts.rendezvous_cpu))
+    return parts.rendezvous_cpu, cpu - parts.rendezvous_cpu
+
+
+def _commit(folder: pathlib.Path, group: ProcessGroup) -> None:
+    """Commits a checkpoint whose files are described but do not exist: the disk is measured elsewhere."""
+
+    def publish(described: list[dict[str, Any]]) -> None:
+        aside = durable.temporary_path(folder / str(STEP))
+        durable.make_folder(aside)
+        commit(aside, STEP, {name: values for files in described for name, values in files.items()})
+        durable.publish(aside, folder / str(STEP), replace=True)
+
+    commit_together(lambda: described_files(group.process), publish)
+
+
+def _cost_of_messages() -> dict[str, float]:
+    """Measures small and large messages between this process and the only other one.
+
+    Returns:
+      "message" and "per_byte": CPU seconds at either end for a message, and for a byte of it. "latency":
+      seconds between the two, without that.
+    """
+    rounds = []
+    cpu = time.process_time()
+    for _ in range(_SMALL_EXCHANGES):
+        begin = time.monotonic()
+        hosts.meet("small")
+        rounds.append(time.monotonic() - begin)
+    # In each exchange this process sends one message and receives one.
+    message = (time.process_time() - cpu) / (2 * _SMALL_EXCHANGES)
+    content, cpu = "x" * _LARGE_BYTES, time.process_time()
+    for _ in range(_LARGE_EXCHANGES):
+        hosts.reduce("large", content, first_known)
+    large = (time.process_time() - cpu) / (2 * _LARGE_EXCHANGES)
+    # A message there and one back, with the work of both processes for each.
+    latency = statistics.median(rounds) / 2 - 2 * message
+    return {
+        "message": message,
+        "per_byte": max(0.0, large - message) / _LARGE_BYTES,
+        "latency": max(0.0, latency),
+    }
+
+
+def _private_bytes() -> int:
+    """Returns the memory of this process that it does not share with others."""
+    lines = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()
+    sizes = [line.split() for line in lines if line.startswith("Private_")]
+    return 1024 * sum(int(size) for _, size, _ in sizes)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

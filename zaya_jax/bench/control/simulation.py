@@ -1,0 +1,248 @@
+"""Discrete-event simulation of the control plane of thousands of processes.
+
+Each simulated process runs the protocol of a real one (`zaya_jax.parallel.processes.tree.protocol`) with the
+same exchanges, names and values, so that messages and bytes are counted, not derived. Only time is a model: a
+process handles one message after another, each message costs its sender and its receiver CPU time, and
+arrives some time after it was sent.
+"""
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from zaya_jax.bench.control.phases import COMMIT, FILES, SAME, SERVICE, START, STOP, Phase, described_files
+from zaya_jax.parallel.processes.tree.exchanges import first_known, join
+from zaya_jax.parallel.processes.tree.links import encode
+from zaya_jax.parallel.processes.tree.protocol import Merge, Message, TreeNode
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
+
+_HOST_CHARACTERS = 12
+"""Length of the name of a host in the list that goes down the tree."""
+_DIGEST = "0" * 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What messages cost, in seconds.
+
+    Attributes:
+      message: CPU time of a process for a message, at either end.
+      per_byte: CPU time of a process per byte of a message, at either end.
+      latency: time between two processes, without the CPU time of both.
+      register: CPU time of process 0 for one process in the rendezvous.
+      start: CPU time of another process for its start, without jax's service.
+      serve: CPU time of jax's service in process 0 for one process that connects.
+      connect: CPU time of another process to connect with jax's service.
+      file: CPU time of process 0 for a file in the manifest of a checkpoint.
+      publish: time of process 0 to write a manifest and rename the folder, without that.
+    """
+
+    message: float
+    per_byte: float
+    latency: float
+    register: float
+    start: float
+    serve: float
+    connect: float
+    file: float
+    publish: float
+
+
+class Simulation:
+    """Simulates phases of a run one after the other.
+
+    Args:
+      num_processes: number of processes.
+      costs: costs of messages.
+      cores: number of cores that all processes share; None if each has its own.
+      fan_out: maximum number of children of a process in the tree.
+    """
+
+    def __init__(self, num_processes: int, costs: Costs, *, cores: int | None = None, fan_out: int = FAN_OUT):
+        self._count, self._costs, self._fan_out = num_processes, costs, fan_out
+        self._cores = None if cores is None else [0.0] * cores
+        self._free = [0.0] * num_processes
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._now = self._begin = 0.0
+        self._messages = self._bytes = 0
+        self._cpu = 0.0
+        self._encoded: tuple[Message, int] | None = None
+        # What a process does when a result or a posted message has arrived.
+        self._waiting: list[Callable[[TreeNode], bool] | None] = [None] * num_processes
+        self._nodes = [self._make_node(number) for number in range(num_processes)]
+
+    def run(self) -> dict[str, Phase]:
+        """Returns the cost of each phase."""
+        phases = {START: self._start, SERVICE: self._service, SAME: self._same}
+        phases |= {COMMIT: self._commit, STOP: self._stop}
+        return {name: self._measure(begin) for name, begin in phases.items()}
+
+    # Phases
+
+    def _start(self) -> None:
+        for number in range(self._count):
+            if number:
+                self._work(number, self._costs.start, lambda: self._deliver(0, self._register))
+        self._missing = self._count - 1
+
+    def _register(self) -> None:
+        """Process 0 gets the first message of a process; after the last one it answers all of them."""
+        self._messages += 2
+        self._work(0, self._costs.register, self._release)
+
+    def _release(self) -> None:
+        self._missing -= 1
+        if self._missing == 0:
+            size = self._count * (_HOST_CHARACTERS + 4)
+            # Host names go down the tree; a parent sends them when its children have connected.
+            self._hand_down(0, size)
+
+    def _hand_down(self, number: int, size: int) -> None:
+        for child in self._nodes[number].place.children:
+            cost = self._costs.message + size * self._costs.per_byte
+            # Process 0 has the connections already.
+            cost += self._costs.register if number else 0.0
+            self._work(
+                number,
+                cost,
+                lambda child=child: self._deliver(child, lambda: self._receive_hosts(child, size)),
+            )
+
+    def _receive_hosts(self, number: int, size: int) -> None:
+        cost = self._costs.message + size * self._costs.per_byte
+        self._work(number, cost, lambda: self._hand_down(number, size))
+
+    def _service(self) -> None:
+        """All connect with jax's service, which answers when the last one has."""
+        self._missing = self._count - 1
+        for number in range(1, self._count):
+            self._work(number, self._costs.connect, lambda: self._deliver(0, self._serve))
+
+    def _serve(self) -> None:
+        self._work(0, self._costs.serve, self._end_of_service)
+
+    def _end_of_service(self) -> None:
+        self._missing -= 1
+        for number in range(1, self._count) if self._missing == 0 else ():
+            self._deliver(number, lambda: None)
+
+    def _same(self) -> None:
+        for number in range(self._count):
+            self._arrive(number, "same config", {_DIGEST: [1, number]}, max_of_counts)
+
+    def _stop(self) -> None:
+        def agree(node: TreeNode) -> bool:
+            if "zaya/stop" not in node.notices:
+                return False
+            self._waiting[node.place.process] = None
+            node.arrive("stop", 0, node.place.process, max)
+            return True
+
+        self._waiting = [agree] * self._count
+        last = self._count - 1
+        self._work(last, 0.0, lambda: self._act(last, lambda: self._nodes[last].post("zaya/stop", "signal")))
+
+    def _commit(self) -> None:
+        for number in range(self._count):
+            self._arrive(number, "written", None, first_known, then=self._describe)
+
+    def _describe(self, number: int) -> None:
+        self._arrive(number, "hashes", [described_files(number)], join, to_all=False, then=self._publish)
+
+    def _publish(self, number: int) -> None:
+        seconds = self._costs.publish + self._costs.file * FILES * self._count if number == 0 else 0.0
+        self._work(number, seconds, lambda: self._arrive(number, "commit", None, first_known))
+
+    # Events
+
+    def _measure(self, begin: Callable[[], None]) -> Phase:
+        self._begin = self._now
+        self._free = [self._now] * self._count
+        self._cores = None if self._cores is None else [self._now] * len(self._cores)
+        self._messages = self._bytes = 0
+        self._cpu = 0.0
+        begin()
+        while self._events:
+            self._now, _, event = heapq.heappop(self._events)
+            event()
+        # What the last messages cost their receivers.
+        self._now = max(self._now, *self._free)
+        return Phase(self._now - self._begin, self._messages, self._bytes, self._cpu)
+
+    def _at(self, time: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event))
+
+    def _work(self, number: int, seconds: float, then: Callable[[], None]) -> None:
+        """Lets a process work, when it has done what it had to do before and a core is free."""
+        start = max(self._now, self._free[number])
+        if self._cores is not None:
+            start = max(start, heapq.heappop(self._cores))
+            heapq.heappush(self._cores, start + seconds)
+        self._free[number] = start + seconds
+        self._cpu += seconds if number == 0 else 0.0
+        self._at(start + seconds, then)
+
+    def _deliver(self, number: int, event: Callable[[], None]) -> None:
+        del number  # all pairs of processes are equally far from each other
+        self._at(self._now + self._costs.latency, event)
+
+    def _make_node(self, number: int) -> TreeNode:
+        place = place_of(number, self._count, fan_out=self._fan_out)
+        # A timer would be that of a late process; there are none.
+        return TreeNode(place, send=lambda to, message: self._send(number, to, message), after=_no_timer)
+
+    def _arrive(
+        self,
+        number: int,
+        name: str,
+        value: Any,
+        merge: Merge,
+        *,
+        to_all: bool = True,
+        then: Callable[[int], None] | None = None,
+    ) -> None:
+        """Lets a process take part in an exchange, and continue when its result is there."""
+
+        def go_on(node: TreeNode) -> bool:
+            if node.take(name, 0) is None:
+                return False
+            self._waiting[number] = None
+            if then is not None:
+                then(number)
+            return True
+
+        self._waiting[number] = go_on
+        self._act(number, lambda: self._nodes[number].arrive(name, 0, value, merge, to_all=to_all))
+
+    def _act(self, number: int, action: Callable[[], None]) -> None:
+        action()
+        waiting = self._waiting[number]
+        if waiting is not None:
+            waiting(self._nodes[number])
+
+    def _send(self, sender: int, to: int, message: Message) -> None:
+        # The same message goes to all children.
+        if self._encoded is None or self._encoded[0] is not message:
+            self._encoded = message, len(encode(message))
+        size = self._encoded[1]
+        if 0 in (sender, to):
+            self._messages += 1
+            self._bytes += size
+        cost = self._costs.message + size * self._costs.per_byte
+        self._work(sender, cost, lambda: self._deliver(to, lambda: self._receive(sender, to, message, cost)))
+
+    def _receive(self, sender: int, to: int, message: Message, cost: float) -> None:
+        node = self._nodes[to]
+        self._work(to, cost, lambda: self._act(to, lambda: node.receive(sender, message)))
+
+
+def max_of_counts(values: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+    """Merges equal digests, as `consistency` does, with the number of processes and the first of them."""
+    return {_DIGEST: [sum(each[_DIGEST][0] for each in values), values[0][_DIGEST][1]]}
+
+
+def _no_timer(seconds: float, work: Callable[[], None]) -> None:
+    raise AssertionError(f"no process is late, and none waits for {seconds} s")
