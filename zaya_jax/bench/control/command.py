@@ -115,10 +115,10 @@ def describe_costs(costs: Costs) -> str:
     """Returns the measured costs as a sentence."""
     micro = {name: 1e6 * value for name, value in dataclasses.asdict(costs).items()}
     return (
-        f"A message costs {micro['message']:.0f} us of CPU time at each end, {1e3 * micro['per_byte']:.1f} ns "
-        f"per byte, and takes {micro['latency']:.0f} us more. Process 0 registers a process in "
-        f"{micro['register']:.0f} us, jax's service connects it in {micro['serve']:.0f} us, and a file in a "
-        f"manifest takes {micro['file']:.1f} us"
+        f"A message costs {micro['message']:.0f} us of CPU time at each end and "
+        f"{1e3 * micro['per_byte']:.1f} ns per byte, and takes {micro['latency']:.0f} us more. Process 0 "
+        f"registers a process in {micro['register']:.0f} us, jax's service connects it in "
+        f"{micro['serve']:.0f} us, and a file in a manifest takes {micro['file']:.1f} us"
     )
 
 
@@ -139,7 +139,7 @@ def _parser() -> Parser:
     parser = Parser(
         "bench control",
         "Time the start of a run, the comparison of its configs, the commit of a checkpoint and the "
-        "agreement on a stop, as a function of the number of processes: with light processes on this machine, and in a "
+        "agreement on a stop by the number of processes: with light processes on this machine, and in a "
         "simulation that runs the same protocol with the measured cost of messages. Counts the messages of "
         "process 0 and its CPU time.",
         (

@@ -1,13 +1,16 @@
 """Costs for the simulation, measured on this machine."""
 
+import dataclasses
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from zaya_jax.bench.control.phases import SERVICE, START, Phase, described_files
+from zaya_jax.bench.control.phases import SAME, SERVICE, START, STOP, Phase, described_files
 from zaya_jax.bench.control.processes import TIMES_FILE
 from zaya_jax.bench.control.simulation import Costs
 from zaya_jax.checkpoint.format.manifest import commit
@@ -39,31 +42,57 @@ def phases_of(measured: dict[str, Any]) -> dict[str, Phase]:
 
 
 def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = None) -> Costs:
-    """Measures what messages cost.
+    """Measures what messages cost; medians over rounds, each with new processes.
 
     Args:
       folder: empty folder on the disk of checkpoints.
-      rounds: number of measurements, of which the median counts.
+      rounds: number of measurements.
       latency: seconds between two processes; None for those of this machine.
     """
-    few, many = (run_processes(count, folder, rounds=rounds) for count in (FEW, MANY))
+    measured = [_measure_once(folder, latency=latency) for _ in range(rounds)]
+    fields = [each.name for each in dataclasses.fields(Costs)]
+    return Costs(**{name: statistics.median(getattr(each, name) for each in measured) for name in fields})
 
-    def of_one_more(phase: str) -> float:
-        cpu = [each["phases"][phase]["cpu_seconds"] for each in (few, many)]
-        return max(0.0, cpu[1] - cpu[0]) / (MANY - FEW)
 
-    # The fastest: the disk is shared with other programs.
-    publish, file = map(min, zip(*(_measure_manifest(folder) for _ in range(rounds)), strict=True))
-    messages = few["messages"] if latency is None else few["messages"] | {"latency": latency}
+def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
+    few, many = (run_processes(count, folder, rounds=1) for count in (FEW, MANY))
+    # What one more process, or one more message, costs process 0.
+    register, first_register = _slope(few, many, (START,), FEW - 1, MANY - 1)
+    serve, first_serve = _slope(few, many, (SERVICE,), FEW - 1, MANY - 1)
+    message, _ = _slope(few, many, (SAME, STOP), *(_messages(each) for each in (few, many)))
+    publish, file = _measure_manifest(folder)
+    one_way = few["messages"]["one_way"]
     return Costs(
-        **messages,
-        register=of_one_more(START),
+        message=message,
+        per_byte=few["messages"]["per_byte"],
+        # A message on its way also waits for its sender and its receiver.
+        latency=max(0.0, one_way - 2 * message) if latency is None else latency,
+        register=register,
+        first_register=first_register,
         start=few["start_cpu"],
-        serve=of_one_more(SERVICE),
+        serve=serve,
+        first_serve=first_serve,
         connect=few["service_cpu"],
         file=file,
         publish=publish,
     )
+
+
+def _messages(measured: dict[str, Any]) -> int:
+    return sum(measured["phases"][name]["messages"] for name in (SAME, STOP))
+
+
+def _slope(
+    few: dict[str, Any], many: dict[str, Any], phases: Sequence[str], num_few: int, num_many: int
+) -> tuple[float, float]:
+    """Returns the CPU seconds of process 0 for one more of what phases have `num_few` and `num_many` of.
+
+    Returns:
+      These seconds, and those without any.
+    """
+    cpu = [sum(each["phases"][name]["cpu_seconds"] for name in phases) for each in (few, many)]
+    slope = max(0.0, cpu[1] - cpu[0]) / (num_many - num_few)
+    return slope, max(0.0, cpu[0] - slope * num_few)
 
 
 def _measure_manifest(folder: pathlib.Path) -> tuple[float, float]:

@@ -29,11 +29,12 @@ from zaya_jax.parallel.processes.tree.exchanges import first_known
 TIMES_FILE = "times.json"
 LIMIT_SECONDS = 300.0
 # The others come when process 0 listens: one that comes earlier tries again after 0.2 s.
-_LEAD_SECONDS = 0.1
+_LEAD_SECONDS = 0.3
 # Time in which nothing happens before and after a phase, so that messages of the next one are not counted.
 _QUIET_SECONDS = 0.1
 _QUIET_SECONDS_PER_PROCESS = 0.002
-_SMALL_EXCHANGES, _LARGE_EXCHANGES, _LARGE_BYTES = 300, 10, 2**20
+_SMALL_EXCHANGES, _LARGE_EXCHANGES, _LARGE_BYTES = 200, 10, 2**20
+_PAUSE_SECONDS = 0.005
 _CONFIG = {f"section.field_{number}": str(number) for number in range(300)}
 
 
@@ -123,10 +124,8 @@ def _run(group: ProcessGroup, rounds: int, folder: pathlib.Path, ready: Any, res
     ready.wait()
     if group.process > 0:
         time.sleep(_LEAD_SECONDS)
-    cpu, begin = time.process_time(), time.monotonic()
     with hosts.joined(group, limit_seconds=LIMIT_SECONDS):
-        joined_cpu = time.process_time() - cpu
-        start_cpu = _record_start(recorder, begin, joined_cpu)
+        start_cpu = _record_start(recorder)
         is_last = group.process == group.num_processes - 1
         for _ in range(rounds):
             with recorder.phase(SAME):
@@ -152,16 +151,16 @@ def _run(group: ProcessGroup, rounds: int, folder: pathlib.Path, ready: Any, res
     )
 
 
-def _record_start(recorder: Recorder, begin: float, cpu: float) -> tuple[float, float]:
+def _record_start(recorder: Recorder) -> tuple[float, float]:
     """Records the phases of the start; returns the CPU seconds of their parts in this process."""
-    parts = hosts.start_cost()
-    assert parts is not None
-    met = begin + parts.rendezvous
-    recorder.spans[START].append((begin, met))
-    recorder.spans[SERVICE].append((met, met + parts.service))
-    recorder.work[START].append((parts.messages, 0, parts.rendezvous_cpu))
-    recorder.work[SERVICE].append((0, 0, cpu - parts.rendezvous_cpu))
-    return parts.rendezvous_cpu, cpu - parts.rendezvous_cpu
+    cost = hosts.start_cost()
+    assert cost is not None
+    met = cost.begin + cost.rendezvous
+    recorder.spans[START].append((cost.begin, met))
+    recorder.spans[SERVICE].append((met, met + cost.service))
+    recorder.work[START].append((cost.messages, 0, cost.rendezvous_cpu))
+    recorder.work[SERVICE].append((0, 0, cost.service_cpu))
+    return cost.rendezvous_cpu, cost.service_cpu
 
 
 def _commit(folder: pathlib.Path, group: ProcessGroup) -> None:
@@ -180,27 +179,27 @@ def _cost_of_messages() -> dict[str, float]:
     """Measures small and large messages between this process and the only other one.
 
     Returns:
-      "message" and "per_byte": CPU seconds at either end for a message, and for a byte of it. "latency":
-      seconds between the two, without that.
+      "one_way": seconds until a small message has arrived and was handled. "per_byte": CPU seconds at either
+      end for a byte of a message.
     """
     rounds = []
-    cpu = time.process_time()
     for _ in range(_SMALL_EXCHANGES):
+        # Messages of a run find a process that was idle.
+        time.sleep(_PAUSE_SECONDS)
         begin = time.monotonic()
         hosts.meet("small")
         rounds.append(time.monotonic() - begin)
-    # In each exchange this process sends one message and receives one.
-    message = (time.process_time() - cpu) / (2 * _SMALL_EXCHANGES)
-    content, cpu = "x" * _LARGE_BYTES, time.process_time()
-    for _ in range(_LARGE_EXCHANGES):
-        hosts.reduce("large", content, first_known)
-    large = (time.process_time() - cpu) / (2 * _LARGE_EXCHANGES)
-    # A message there and one back, with the work of both processes for each.
-    latency = statistics.median(rounds) / 2 - 2 * message
+    cpu = []
+    for size in (1, _LARGE_BYTES):
+        begin, content = time.process_time(), "x" * size
+        for _ in range(_LARGE_EXCHANGES):
+            hosts.reduce("large", content, first_known)
+        # In each exchange this process sends one message and receives one.
+        cpu.append((time.process_time() - begin) / (2 * _LARGE_EXCHANGES))
+    # A message to the other process and one back.
     return {
-        "message": message,
-        "per_byte": max(0.0, large - message) / _LARGE_BYTES,
-        "latency": max(0.0, latency),
+        "one_way": statistics.median(rounds) / 2,
+        "per_byte": max(0.0, cpu[1] - cpu[0]) / _LARGE_BYTES,
     }
 
 

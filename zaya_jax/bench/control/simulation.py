@@ -7,12 +7,23 @@ arrives some time after it was sent.
 """
 
 import dataclasses
+import functools
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from zaya_jax.bench.control.phases import COMMIT, FILES, SAME, SERVICE, START, STOP, Phase, described_files
+from zaya_jax.bench.control.phases import (
+    COMMIT,
+    FILES,
+    PHASES,
+    SAME,
+    SERVICE,
+    START,
+    STOP,
+    Phase,
+    described_files,
+)
 from zaya_jax.parallel.processes.tree.exchanges import first_known, join
 from zaya_jax.parallel.processes.tree.links import encode
 from zaya_jax.parallel.processes.tree.protocol import Merge, Message, TreeNode
@@ -32,8 +43,10 @@ class Costs:
       per_byte: CPU time of a process per byte of a message, at either end.
       latency: time between two processes, without the CPU time of both.
       register: CPU time of process 0 for one process in the rendezvous.
+      first_register: CPU time of process 0 for the rendezvous itself.
       start: CPU time of another process for its start, without jax's service.
       serve: CPU time of jax's service in process 0 for one process that connects.
+      first_serve: CPU time of process 0 for the service itself.
       connect: CPU time of another process to connect with jax's service.
       file: CPU time of process 0 for a file in the manifest of a checkpoint.
       publish: time of process 0 to write a manifest and rename the folder, without that.
@@ -43,8 +56,10 @@ class Costs:
     per_byte: float
     latency: float
     register: float
+    first_register: float
     start: float
     serve: float
+    first_serve: float
     connect: float
     file: float
     publish: float
@@ -74,19 +89,19 @@ class Simulation:
         self._waiting: list[Callable[[TreeNode], bool] | None] = [None] * num_processes
         self._nodes = [self._make_node(number) for number in range(num_processes)]
 
-    def run(self) -> dict[str, Phase]:
-        """Returns the cost of each phase."""
+    def run(self, names: Sequence[str] = PHASES) -> dict[str, Phase]:
+        """Returns the costs of phases by name."""
         phases = {START: self._start, SERVICE: self._service, SAME: self._same}
         phases |= {COMMIT: self._commit, STOP: self._stop}
-        return {name: self._measure(begin) for name, begin in phases.items()}
+        return {name: self._measure(phases[name]) for name in names}
 
     # Phases
 
     def _start(self) -> None:
-        for number in range(self._count):
-            if number:
-                self._work(number, self._costs.start, lambda: self._deliver(0, self._register))
         self._missing = self._count - 1
+        self._work(0, self._costs.first_register, _nothing)
+        for number in range(1, self._count):
+            self._work(number, self._costs.start, lambda: self._deliver(self._register))
 
     def _register(self) -> None:
         """Process 0 gets the first message of a process; after the last one it answers all of them."""
@@ -105,11 +120,8 @@ class Simulation:
             cost = self._costs.message + size * self._costs.per_byte
             # Process 0 has the connections already.
             cost += self._costs.register if number else 0.0
-            self._work(
-                number,
-                cost,
-                lambda child=child: self._deliver(child, lambda: self._receive_hosts(child, size)),
-            )
+            receive = functools.partial(self._receive_hosts, child, size)
+            self._work(number, cost, functools.partial(self._deliver, receive))
 
     def _receive_hosts(self, number: int, size: int) -> None:
         cost = self._costs.message + size * self._costs.per_byte
@@ -118,16 +130,17 @@ class Simulation:
     def _service(self) -> None:
         """All connect with jax's service, which answers when the last one has."""
         self._missing = self._count - 1
+        self._work(0, self._costs.first_serve, _nothing)
         for number in range(1, self._count):
-            self._work(number, self._costs.connect, lambda: self._deliver(0, self._serve))
+            self._work(number, self._costs.connect, lambda: self._deliver(self._serve))
 
     def _serve(self) -> None:
         self._work(0, self._costs.serve, self._end_of_service)
 
     def _end_of_service(self) -> None:
         self._missing -= 1
-        for number in range(1, self._count) if self._missing == 0 else ():
-            self._deliver(number, lambda: None)
+        for _ in range(1, self._count) if self._missing == 0 else ():
+            self._deliver(_nothing)
 
     def _same(self) -> None:
         for number in range(self._count):
@@ -153,8 +166,13 @@ class Simulation:
         self._arrive(number, "hashes", [described_files(number)], join, to_all=False, then=self._publish)
 
     def _publish(self, number: int) -> None:
-        seconds = self._costs.publish + self._costs.file * FILES * self._count if number == 0 else 0.0
-        self._work(number, seconds, lambda: self._arrive(number, "commit", None, first_known))
+        if number:
+            self._arrive(number, "commit", None, first_known)
+            return
+        # Process 0 waits for the disk without working.
+        committed = functools.partial(self._arrive, 0, "commit", None, first_known)
+        waiting = functools.partial(self._at_later, self._costs.publish, committed)
+        self._work(0, self._costs.file * FILES * self._count, waiting)
 
     # Events
 
@@ -175,6 +193,9 @@ class Simulation:
     def _at(self, time: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))
 
+    def _at_later(self, seconds: float, event: Callable[[], None]) -> None:
+        self._at(self._now + seconds, event)
+
     def _work(self, number: int, seconds: float, then: Callable[[], None]) -> None:
         """Lets a process work, when it has done what it had to do before and a core is free."""
         start = max(self._now, self._free[number])
@@ -185,9 +206,9 @@ class Simulation:
         self._cpu += seconds if number == 0 else 0.0
         self._at(start + seconds, then)
 
-    def _deliver(self, number: int, event: Callable[[], None]) -> None:
-        del number  # all pairs of processes are equally far from each other
-        self._at(self._now + self._costs.latency, event)
+    def _deliver(self, event: Callable[[], None]) -> None:
+        # All pairs of processes are equally far from each other.
+        self._at_later(self._costs.latency, event)
 
     def _make_node(self, number: int) -> TreeNode:
         place = place_of(number, self._count, fan_out=self._fan_out)
@@ -232,7 +253,7 @@ class Simulation:
             self._messages += 1
             self._bytes += size
         cost = self._costs.message + size * self._costs.per_byte
-        self._work(sender, cost, lambda: self._deliver(to, lambda: self._receive(sender, to, message, cost)))
+        self._work(sender, cost, lambda: self._deliver(lambda: self._receive(sender, to, message, cost)))
 
     def _receive(self, sender: int, to: int, message: Message, cost: float) -> None:
         node = self._nodes[to]
@@ -242,6 +263,10 @@ class Simulation:
 def max_of_counts(values: list[dict[str, list[int]]]) -> dict[str, list[int]]:
     """Merges equal digests, as `consistency` does, with the number of processes and the first of them."""
     return {_DIGEST: [sum(each[_DIGEST][0] for each in values), values[0][_DIGEST][1]]}
+
+
+def _nothing() -> None:
+    """Ends work after which nothing happens."""
 
 
 def _no_timer(seconds: float, work: Callable[[], None]) -> None:

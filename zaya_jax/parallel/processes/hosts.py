@@ -49,16 +49,20 @@ class StartCost:
     """What the parts of this process' start have taken.
 
     Attributes:
+      begin: time at which the rendezvous began, on the monotonic clock.
       rendezvous: seconds until all processes had started and this one was connected in the tree.
       rendezvous_cpu: CPU seconds of this process for that.
       messages: messages that this process sent and received for that.
       service: seconds until this process was connected with jax's coordination service, after that.
+      service_cpu: CPU seconds of this process for that; in process 0 with those of the service.
     """
 
+    begin: float
     rendezvous: float
     rendezvous_cpu: float
     messages: int
     service: float
+    service_cpu: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,12 +236,12 @@ def start(
     jax.config.update("jax_enable_preemption_service", False)
     _set_collective_timeout(limit_seconds if collective_seconds is None else collective_seconds)
     _state.limit_seconds = limit_seconds
-    begun, cpu = time.monotonic(), time.process_time()
+    begun, begun_cpu = time.monotonic(), time.process_time()
     with assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as assembly:
         _state.hosts = assembly.hosts
         if group.process == 0:
             coordination_service.start_service(group, limit_seconds=limit_seconds)
-    met, cpu = time.monotonic(), time.process_time() - cpu
+    met, cpu = time.monotonic(), time.process_time() - begun_cpu
     try:
         coordination_service.connect(group, limit_seconds=limit_seconds, on_loss=_on_loss)
     except RuntimeError as error:
@@ -246,7 +250,14 @@ def start(
             f"process {group.process} of {group.num_processes} waited {limit_seconds:.0f} s for the others "
             f"at {group.coordinator}: all of them started, and some have ended since"
         ) from error
-    _state.start_cost = StartCost(met - begun, cpu, assembly.num_messages, time.monotonic() - met)
+    _state.start_cost = StartCost(
+        begin=begun,
+        rendezvous=met - begun,
+        rendezvous_cpu=cpu,
+        messages=assembly.num_messages,
+        service=time.monotonic() - met,
+        service_cpu=time.process_time() - begun_cpu - cpu,
+    )
     _begin_exchanges(group, assembly, limit_seconds=limit_seconds)
 
 

@@ -178,7 +178,7 @@ class Exchanges:
                 )
             # Without a child an exchange waits until its time limit: a child that ends reports why itself.
             if number == parent:
-                through = "" if parent == 0 else f" through {self._describe(parent)}"
+                through = f" through {self._describe(number)}" if number else ""
                 raise PeerLost(f"{self._describe(own)} does not reach process 0{through}; {RESUME}")
 
     def _describe_first(self) -> str:

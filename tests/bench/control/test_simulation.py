@@ -1,0 +1,94 @@
+"""The simulated control plane: messages as real processes send them, and what grows with their number."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, SERVICE, START, STOP, Phase, described_files
+from zaya_jax.bench.control.simulation import Costs, Simulation, max_of_counts
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
+
+COSTS = Costs(
+    message=40e-6,
+    per_byte=2e-9,
+    latency=30e-6,
+    register=150e-6,
+    first_register=8e-3,
+    start=4e-3,
+    serve=200e-6,
+    first_serve=2e-3,
+    connect=4e-3,
+    file=5e-6,
+    publish=10e-3,
+)
+
+
+@functools.cache
+def simulated(count: int, names: tuple[str, ...] = PHASES, **options) -> dict[str, Phase]:
+    return Simulation(count, COSTS, **options).run(names)
+
+
+@pytest.mark.parametrize("count", [2, 4, 16, 17, 64, 512])
+def test_process_0_exchanges_a_message_each_way_with_each_child(count):
+    children = min(count - 1, FAN_OUT)
+    messages = {name: phase.messages for name, phase in simulated(count).items()}
+    # A commit has three exchanges; a stop has one, after the request has come up and gone down.
+    assert (messages[SAME], messages[COMMIT], messages[STOP]) == (
+        2 * children,
+        6 * children,
+        3 * children + 1,
+    )
+
+
+@pytest.mark.parametrize("count", [512, 8192])
+def test_the_work_of_process_0_grows_at_most_like_the_logarithm(count):
+    names = PHASES if count == 512 else (SAME,)
+    few, many = simulated(32), simulated(count, names)
+    for name in {SAME, STOP} & set(names):
+        assert many[name].messages == few[name].messages
+        # Messages as short as those of two processes.
+        assert many[name].num_bytes < 130 * many[name].messages
+        assert many[name].cpu_seconds == pytest.approx(few[name].cpu_seconds, rel=0.01)
+        # On their own cores, the time grows with the height of the tree.
+        assert many[name].seconds < few[name].seconds * place_of(0, count).height
+
+
+def test_a_star_would_make_process_0_handle_two_messages_per_process():
+    star = simulated(512, (SAME,), fan_out=511)[SAME]
+    assert star.messages == 2 * 511
+    # Each of them waits for the others in process 0.
+    assert star.seconds > 5 * simulated(512)[SAME].seconds
+
+
+def test_only_what_the_documentation_says_grows_with_the_number_of_processes():
+    """The start has one message each way per process, and the manifest a line per file."""
+    few, many = simulated(64), simulated(512)
+    assert few[START].messages == 2 * 63
+    assert many[START].messages == 2 * 511
+    for name, cost in ((START, COSTS.register), (SERVICE, COSTS.serve)):
+        assert many[name].cpu_seconds - few[name].cpu_seconds == pytest.approx(cost * 448, rel=0.01)
+    manifest = COSTS.file * len(described_files(0)) * 448
+    sent = COSTS.per_byte * (many[COMMIT].num_bytes - few[COMMIT].num_bytes)
+    assert many[COMMIT].cpu_seconds - few[COMMIT].cpu_seconds == pytest.approx(manifest + sent, rel=0.01)
+
+
+def test_processes_that_share_cores_take_longer():
+    own, shared = (Simulation(64, COSTS, cores=cores).run() for cores in (None, 2))
+    for name in PHASES:
+        assert (own[name].messages, own[name].num_bytes) == (shared[name].messages, shared[name].num_bytes)
+        assert shared[name].seconds > own[name].seconds
+    # 63 processes that each work for so long, on two cores.
+    assert shared[START].seconds > 63 * COSTS.start / 2
+
+
+def test_time_is_the_longest_chain_of_messages():
+    """Process 0, and one other: a message there and one back."""
+    free = dataclasses.replace(COSTS, per_byte=0.0)
+    seconds = Simulation(2, free).run((SAME,))[SAME].seconds
+    assert seconds == pytest.approx(2 * (2 * free.message + free.latency))
+
+
+def test_equal_digests_are_counted():
+    values = [{"0" * 32: [3, 4]}, {"0" * 32: [1, 7]}]
+    assert max_of_counts(values) == {"0" * 32: [4, 4]}
