@@ -33,8 +33,9 @@ def test_few_processes_are_all_children_of_process_0(count):
     assert all(place_of(number, count).parent == 0 for number in range(1, count))
 
 
-@pytest.mark.parametrize("count", [64, 1024, 8192, 100_000])
-def test_the_height_grows_like_the_logarithm(count):
-    root = place_of(0, count)
-    assert len(root.children) == FAN_OUT
-    assert root.height <= math.ceil(math.log(count, FAN_OUT))
+def test_the_height_grows_like_the_logarithm_and_the_messages_of_process_0_not_at_all():
+    """In an exchange process 0 receives a message of each child, and sends one to it."""
+    for count in (*range(2, 8193), 100_000):
+        root = place_of(0, count)
+        assert len(root.children) == min(count - 1, FAN_OUT)
+        assert root.height <= math.ceil(math.log(count, FAN_OUT)) or count <= FAN_OUT
