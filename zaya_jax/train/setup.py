@@ -319,6 +319,7 @@ def _check_shared(config: Config) -> None:
     """
     path = pathlib.Path(config.run_folder) / CONFIG_FILE
     text = path.read_text() if path.is_file() else None
+    # With 1,024 processes, their texts together would be megabytes.
     is_same = text == hosts.broadcast_from_first("shared folder", text)
     others = hosts.reduce("shared folder", [] if is_same else [hosts.describe(hosts.process())], join)
     if others:

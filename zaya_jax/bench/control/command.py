@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("processes", "simulate"):
         if any(count < 2 for count in getattr(options, name)):
             raise UserError(f"--{name} is {getattr(options, name)}; each number must be 2 or above")
+    # Before minutes of measurements.
     check_memory(max(options.processes))
     console = Console(soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="bench-control-", dir=options.folder) as inside:
@@ -70,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             with console.status(f"measuring {count} processes"):
                 phases = phases_of(run_processes(count, folder, rounds=options.rounds))
             rows.append(Row(count, False, os.cpu_count(), phases))
+            # On as many cores, to be compared.
             rows.append(simulate(count, costs, cores=os.cpu_count(), fan_out=FAN_OUT))
+    # On a cluster each process has cores of its own.
     for count in options.simulate:
         with console.status(f"simulating {count} processes"):
             rows.append(simulate(count, costs, cores=None, fan_out=options.fan_out))

@@ -29,6 +29,7 @@ def run_processes(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str,
       UserError: if one of them fails.
     """
     words = [str(count), str(rounds), str(folder)]
+    # A program of its own, because a process that has threads should not fork.
     command = [sys.executable, "-m", "zaya_jax.bench.control.processes", *words]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
@@ -90,6 +91,7 @@ def _slope(
     Returns:
       These seconds, and those without any.
     """
+    # CPU time, which other programs on the same cores hardly change.
     cpu = [sum(each["phases"][name]["cpu_seconds"] for name in phases) for each in (few, many)]
     slope = max(0.0, cpu[1] - cpu[0]) / (num_many - num_few)
     return slope, max(0.0, cpu[0] - slope * num_few)
@@ -103,6 +105,7 @@ def _measure_manifest(folder: pathlib.Path) -> tuple[float, float]:
         aside = durable.temporary_path(folder / "0")
         durable.make_folder(aside)
         parts = [described_files(process) for process in range(processes)]
+        # Making the descriptions is the work of the processes that wrote the files.
         described = time.monotonic() - begin
         commit(aside, 0, {name: values for files in parts for name, values in files.items()})
         durable.publish(aside, folder / "0", replace=True)

@@ -30,6 +30,7 @@ class Phase:
 
 def described_files(process: int) -> dict[str, dict[str, object]]:
     """Returns descriptions of the files of one process, as long as those of a checkpoint."""
+    # Names and hashes of the lengths that Orbax and the manifest give them.
     return {
         f"training/ocdbt.process_{process}/d/{process:016x}{number:016x}": {
             "bytes": 1_234_567_890,

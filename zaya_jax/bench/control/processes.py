@@ -79,6 +79,7 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
+    # Forked processes share the imports: 9 MB each instead of 150.
     ready, results = context.Barrier(count), context.SimpleQueue()
     processes = [
         context.Process(target=_run, args=(ProcessGroup(address, count, n), rounds, folder, ready, results))
@@ -86,9 +87,11 @@ def main(argv: Sequence[str]) -> None:
     ]
     for process in processes:
         process.start()
+    # Read before the processes are joined: one with a full pipe would never end.
     records = sorted((results.get() for _ in processes), key=lambda each: each["process"])
     for process in processes:
         process.join()
+    # Durable, since the program that started this one reads it after its end.
     durable.write(folder / TIMES_FILE, json.dumps(summarize(records)))
 
 
@@ -101,6 +104,7 @@ def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
             # A stop begins with its request, everything else when the last process is there.
             begin = spans[-1][0] if name == STOP else max(begin for begin, _ in spans)
             seconds.append(max(end for _, end in spans) - begin)
+        # Process 0 alone: it is the one that all others depend on.
         work = zip(*records[0]["work"][name], strict=True)
         messages, num_bytes, cpu_seconds = map(statistics.median, work)
         phases[name] = {
@@ -126,6 +130,7 @@ def _run(group: ProcessGroup, rounds: int, folder: pathlib.Path, ready: Any, res
         time.sleep(_LEAD_SECONDS)
     with hosts.joined(group, limit_seconds=LIMIT_SECONDS):
         start_cpu = _record_start(recorder)
+        # The farthest from process 0 requests the stop.
         is_last = group.process == group.num_processes - 1
         for _ in range(rounds):
             with recorder.phase(SAME):
@@ -189,6 +194,7 @@ def _cost_of_messages() -> dict[str, float]:
         begin = time.monotonic()
         hosts.meet("small")
         rounds.append(time.monotonic() - begin)
+    # The difference of a large and a small message is the cost of its bytes.
     cpu = []
     for size in (1, _LARGE_BYTES):
         begin, content = time.process_time(), "x" * size
@@ -205,6 +211,7 @@ def _cost_of_messages() -> dict[str, float]:
 
 def _private_bytes() -> int:
     """Returns the memory of this process that it does not share with others."""
+    # Not the resident memory, which counts shared pages in each process.
     lines = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()
     sizes = [line.split() for line in lines if line.startswith("Private_")]
     return 1024 * sum(int(size) for _, size, _ in sizes)

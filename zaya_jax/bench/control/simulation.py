@@ -77,6 +77,7 @@ class Simulation:
 
     def __init__(self, num_processes: int, costs: Costs, *, cores: int | None = None, fan_out: int = FAN_OUT):
         self._count, self._costs, self._fan_out = num_processes, costs, fan_out
+        # Times at which each core and each process has done its work.
         self._cores = None if cores is None else [0.0] * cores
         self._free = [0.0] * num_processes
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -105,12 +106,14 @@ class Simulation:
 
     def _register(self) -> None:
         """Process 0 gets the first message of a process; after the last one it answers all of them."""
+        # Its first message, and the answer.
         self._messages += 2
         self._work(0, self._costs.register, self._release)
 
     def _release(self) -> None:
         self._missing -= 1
         if self._missing == 0:
+            # In JSON a name has quotes, a comma and a space around it.
             size = self._count * (_HOST_CHARACTERS + 4)
             # Host names go down the tree; a parent sends them when its children have connected.
             self._hand_down(0, size)
@@ -177,6 +180,7 @@ class Simulation:
     # Events
 
     def _measure(self, begin: Callable[[], None]) -> Phase:
+        # All processes are idle when a phase begins.
         self._begin = self._now
         self._free = [self._now] * self._count
         self._cores = None if self._cores is None else [self._now] * len(self._cores)
@@ -240,6 +244,7 @@ class Simulation:
 
     def _act(self, number: int, action: Callable[[], None]) -> None:
         action()
+        # The main thread wakes up if what it waits for is there.
         waiting = self._waiting[number]
         if waiting is not None:
             waiting(self._nodes[number])
@@ -253,6 +258,7 @@ class Simulation:
             self._messages += 1
             self._bytes += size
         cost = self._costs.message + size * self._costs.per_byte
+        # The network is not a bottleneck: only its ends are busy.
         self._work(sender, cost, lambda: self._deliver(lambda: self._receive(sender, to, message, cost)))
 
     def _receive(self, sender: int, to: int, message: Message, cost: float) -> None:

@@ -263,6 +263,7 @@ def start(
 
 def _begin_exchanges(group: ProcessGroup, assembly: Assembly, *, limit_seconds: float) -> None:
     if group.num_processes > 1:
+        # After jax's service has connected: until then messages wait in the buffers of the kernel.
         _state.links = TreeLinks(assembly.place, assembly.connections)
         _state.exchanges = Exchanges(_state.links, describe, limit_seconds=limit_seconds)
         _state.liveness = Liveness(_state.links, group, describe, limit_seconds=limit_seconds)

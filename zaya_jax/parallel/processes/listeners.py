@@ -81,6 +81,7 @@ class ChildListener:
 
     def __init__(self, coordinator: str, children: Sequence[int]):
         self._children = children
+        # Most processes have no children, and need no port.
         self._listener = listen(coordinator) if children else None
         self.port = self._listener.getsockname()[1] if self._listener else 0
         self.token = secrets.token_hex(16)
@@ -107,6 +108,7 @@ class ChildListener:
                 for each in accepted.values():
                     each.close()
                 raise
+            # One after the other: children send their first line at once.
             number = self._identify(connection)
             if number is None or number in accepted:
                 connection.close()

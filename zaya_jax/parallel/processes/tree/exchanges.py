@@ -124,6 +124,7 @@ class Exchanges:
         with self._links.changed:
             self._links.node.arrive(name, number, value, merge, to_all=to_all)
         is_first = self._place.parent is None
+        # Process 0 decides at the limit who is late; the others wait for its decision.
         result = self._wait_until(name, number, limit + (0.0 if is_first else self._grace()))
         if result is None and is_first:
             with self._links.changed:
@@ -156,6 +157,7 @@ class Exchanges:
         deadline, links = time.monotonic() + seconds, self._links
         with links.changed:
             while (result := links.node.take(name, number)) is None:
+                # After the result, which may have arrived right before a neighbor has left.
                 self._check_links(links.broken)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:

@@ -89,6 +89,7 @@ class TreeLinks:
           silent_seconds: time in seconds after which a neighbor without a sign of life is silent.
         """
         now = time.monotonic()
+        # Any message counts as a sign: a busy neighbor is not silent.
         with self.changed:
             silent = [number for number, at in self._last_signs.items() if now - at > silent_seconds]
             self.node.beat(silent)
@@ -145,6 +146,7 @@ class TreeLinks:
                 self.changed.notify_all()
 
         timer = threading.Timer(seconds, run)
+        # It must not keep a process from its exit.
         timer.daemon = True
         timer.start()
 
@@ -179,6 +181,7 @@ class _Outbox:
     def _flush(self) -> None:
         with contextlib.suppress(OSError):
             while True:
+                # Without the lock: this may wait for as long as the neighbor does not read.
                 self._connection.sendall(self._waiting[0])
                 with self._lock:
                     self._waiting.popleft()

@@ -88,6 +88,7 @@ class TreeNode:
         self.results: dict[str, Result] = {}
         self.notices: dict[str, str] = {}
         self.silent: frozenset[int] = frozenset()
+        # By child: the silent processes of its subtree, with itself.
         self._silent_below: dict[int, frozenset[int]] = {}
 
     # What this process does
@@ -179,6 +180,7 @@ class TreeNode:
         silent = frozenset(message["silent"])
         if sender == self.place.parent:
             self._share_silent(silent, always=False)
+        # At once if it changed: by the interval of signs alone, a tree of some levels would be too slow.
         elif self._silent_below.get(sender, frozenset()) != silent:
             self._silent_below[sender] = silent
             self._share_silent(self.silent, always=False, upward=True)
@@ -198,6 +200,7 @@ class TreeNode:
     def _pass_on(self, key: str, exchange: _Exchange) -> None:
         exchange.is_sent = True
         place, by_child = self.place, exchange.by_child
+        # Own value first and then the children's: that is the order of the processes.
         late = [] if exchange.own else [(place.process, 0)]
         values = list(exchange.own)
         for child in place.children:
@@ -205,6 +208,7 @@ class TreeNode:
                 values += by_child[child]["values"]
                 late += by_child[child]["late"]
             else:
+                # It does not answer, so that nothing is known of those below it either.
                 late.append((child, place.child_size(child) - 1))
         # Before this process arrives it does not know how to merge.
         if exchange.merge is not None and len(values) > 1:
@@ -213,6 +217,7 @@ class TreeNode:
             self._send(place.parent, {"kind": "up", "key": key, "values": values, "late": late})
             return
         value = next(iter(values), None)
+        # Also without a value for the others: they must know that process 0 has it, or who is late.
         self._down({"kind": "down", "key": key, "value": value if exchange.to_all else None, "late": late})
         self.results[key].value = value
 
@@ -224,6 +229,7 @@ class TreeNode:
             if child not in exchange.by_child:
                 self._send(child, {"kind": "ask", "key": key, "seconds": seconds - ANSWER_SECONDS})
         self._advance(key, exchange)
+        # The time of each level is shorter than that of the one above, which waits for its answer.
         if not exchange.is_sent:
             self._after(seconds, lambda: None if exchange.is_sent else self._pass_on(key, exchange))
 

@@ -38,6 +38,7 @@ class Place:
 def place_of(process: int, num_processes: int, *, fan_out: int = FAN_OUT) -> Place:
     """Returns the place of a process among all processes of a run."""
     parent, start, end = None, 0, num_processes
+    # From the root down: each process finds its place alone, in as many steps as the tree has levels.
     while True:
         starts = _split(start + 1, end, fan_out)
         if process == start:
