@@ -1,7 +1,7 @@
 """A TCP proxy on the loopback between a process and the coordinator, which drops or damages what it forwards.
 
 Everything that a child of process 0 exchanges with it outside of collectives passes it: the rendezvous, whose
-connection stays that of its messages, and the heartbeats of jax. In runs of at most 17 processes all are such.
+connection stays that of its messages, and the heartbeats of jax. In runs of at most 17 processes all are.
 Connections of gloo cannot: each process listens on a port that the kernel chooses, and publishes its address
 in binary form inside of jaxlib, so that no address passes where it could be replaced.
 """
