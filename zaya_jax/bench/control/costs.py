@@ -17,8 +17,8 @@ from zaya_jax.checkpoint.format.manifest import commit
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 
-FEW, MANY = 2, 32
-"""Numbers of processes whose difference is the cost of one more."""
+FEW, MANY, MOST = 2, 32, 96
+"""Numbers of processes whose differences are the cost of one more message, and of one more process."""
 _MANIFEST_PROCESSES = 1000
 
 
@@ -56,10 +56,10 @@ def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = 
 
 
 def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
-    few, many = (run_processes(count, folder, rounds=1) for count in (FEW, MANY))
-    # What one more process, or one more message, costs process 0.
-    register, first_register = _slope(few, many, (START,), FEW - 1, MANY - 1)
-    serve, first_serve = _slope(few, many, (SERVICE,), FEW - 1, MANY - 1)
+    few, many, most = (run_processes(count, folder, rounds=1) for count in (FEW, MANY, MOST))
+    # What one more process costs process 0, which has as many children in both cases; and one more message.
+    register, first_register = _slope(many, most, (START,), MANY - 1, MOST - 1)
+    serve, first_serve = _slope(many, most, (SERVICE,), MANY - 1, MOST - 1)
     message, _ = _slope(few, many, (SAME, STOP), *(_messages(each) for each in (few, many)))
     publish, file = _measure_manifest(folder)
     one_way = few["messages"]["one_way"]
@@ -98,17 +98,17 @@ def _slope(
 
 
 def _measure_manifest(folder: pathlib.Path) -> tuple[float, float]:
-    """Returns the seconds to publish a checkpoint with few files, and those for one more file."""
-    seconds = []
+    """Returns the seconds to publish a checkpoint with few files, and the CPU seconds for one more file."""
+    seconds, cpu = [], []
     for processes in (1, _MANIFEST_PROCESSES):
-        begin = time.monotonic()
         aside = durable.temporary_path(folder / "0")
         durable.make_folder(aside)
-        parts = [described_files(process) for process in range(processes)]
         # Making the descriptions is the work of the processes that wrote the files.
-        described = time.monotonic() - begin
+        parts = [described_files(process) for process in range(processes)]
+        begin, begin_cpu = time.monotonic(), time.process_time()
         commit(aside, 0, {name: values for files in parts for name, values in files.items()})
         durable.publish(aside, folder / "0", replace=True)
-        seconds.append(time.monotonic() - begin - described)
+        seconds.append(time.monotonic() - begin)
+        cpu.append(time.process_time() - begin_cpu)
     num_files = len(described_files(0))
-    return seconds[0], max(0.0, seconds[1] - seconds[0]) / (num_files * (_MANIFEST_PROCESSES - 1))
+    return seconds[0], max(0.0, cpu[1] - cpu[0]) / (num_files * (_MANIFEST_PROCESSES - 1))

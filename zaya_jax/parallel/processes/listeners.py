@@ -2,14 +2,19 @@
 
 import hmac
 import json
+import resource
 import secrets
 import socket
 import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+from zaya_jax.errors import UserError
+
 BACKLOG = 8192
 """Number of connections that may wait to be accepted; the kernel reduces it to net.core.somaxconn."""
+# Files that a process has open without connections of other processes: shards, logs, devices.
+_OTHER_FILES = 512
 _LOCAL = ("127.0.0.1", "localhost")
 # Maximum size of a message of the rendezvous; the largest one lists the hosts of all processes.
 _MAX_LINE_BYTES = 2**22
@@ -39,6 +44,25 @@ def listen(coordinator: str, port: int = 0) -> socket.socket:
     dual = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+
+
+def allow_connections(num_processes: int) -> None:
+    """Raises the limit of open files, which is often 1,024, as far as a user may.
+
+    Process 0 has a connection per process during the rendezvous, and one in jax's service afterwards.
+
+    Raises:
+      UserError: if that is not enough.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * num_processes + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"{num_processes} processes need {needed} open files in process 0, and its limit is {hard}; "
+            "raise it with ulimit -Hn"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class PeerConnection:

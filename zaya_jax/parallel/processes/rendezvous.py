@@ -22,9 +22,16 @@ from typing import Any
 
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes.errors import PeerTimeout
-from zaya_jax.parallel.processes.listeners import BACKLOG, ChildListener, PeerConnection, listen, read_object
+from zaya_jax.parallel.processes.listeners import (
+    BACKLOG,
+    ChildListener,
+    PeerConnection,
+    allow_connections,
+    listen,
+    read_object,
+)
 from zaya_jax.parallel.processes.process_group import ProcessGroup
-from zaya_jax.parallel.processes.tree.shape import FAN_OUT, Place, place_of
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, Place, parents, place_of
 
 # Messages, each one line:
 #   process N -> 0       {"process": N, "num_processes": M, "host": "...", "port": P, "token": "..."}
@@ -44,6 +51,7 @@ _GRACE_SECONDS = 5.0
 # Time for which process 0 tries to bind its port, which a process of the previous attempt may still hold.
 _BIND_SECONDS = 10.0
 _SEND_SECONDS = 10.0
+_FLUSH_SECONDS = 0.005
 _MAX_HELLO_BYTES = 4096
 # Number of late processes that a message lists; the rest are counted.
 _MAX_NAMED = 8
@@ -106,7 +114,7 @@ def assembled(
                 yield assembly
             except BaseException as error:
                 name = "refused" if isinstance(error, UserError) else "late"
-                runner.run(registry.send_to_all({name: str(error)}))
+                runner.run(registry.dismiss({name: str(error)}))
                 raise
             assembly.connections = runner.run(registry.release(assembly.hosts))
             assembly.num_messages = registry.num_messages
@@ -131,8 +139,42 @@ class _Registered:
     """A process that has announced itself: its host, its connection, and where its children connect."""
 
     host: str
-    writer: asyncio.StreamWriter
+    transport: asyncio.Transport
     parent_address: tuple[str, int, str]
+
+
+class _Client(asyncio.Protocol):
+    """A connection of process 0 with another process, until the end of the rendezvous.
+
+    A callback per event instead of a task per connection: process 0 has one connection per process.
+    """
+
+    def __init__(self, registry: "_Registry"):
+        self._registry, self._received, self._number = registry, b"", None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Registers the process by its first line; what follows is ignored."""
+        if self._number is not None:
+            return
+        self._received += data
+        if b"\n" in self._received:
+            # What is no registration is a port scanner, or a client of another service.
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                hello = json.loads(self._received)
+                self._number = self._registry.register(self._transport, hello)
+        elif len(self._received) < _MAX_HELLO_BYTES:
+            return
+        if self._number is None:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Removes the process, which is missing again."""
+        if self._number is not None:
+            self._registry.remove(self._number)
 
 
 class _Registry:
@@ -162,12 +204,12 @@ class _Registry:
           PeerTimeout: with the late processes.
           UserError: for a process that was started with another number of processes.
         """
+        allow_connections(self._group.num_processes)
         listener = _bind(self._group.coordinator)
         # With asyncio's default of 100, the kernel would drop what a few hundred processes that come at once
         # send, and they would try again after 1, 3 and 7 seconds.
-        server = await asyncio.start_server(
-            self._serve, sock=listener, limit=_MAX_HELLO_BYTES, backlog=BACKLOG
-        )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Client(self), sock=listener, backlog=BACKLOG)
         start, report = time.monotonic(), _REPORT_SECONDS
         with contextlib.closing(server):
             while self._is_incomplete():
@@ -175,44 +217,59 @@ class _Registry:
                 if waited >= limit_seconds:
                     raise PeerTimeout(self._describe_late(limit_seconds))
                 if waited >= report:
-                    await self.send_to_all({"missing": _names(self._missing())})
+                    self._send(self._to_all({"missing": _names(self._missing())}))
                     report = 2 * waited
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), min(report, limit_seconds) - waited)
                 # A process may have disconnected since it completed them.
                 self._ended.clear()
 
-    async def send_to_all(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to all registered processes."""
-        line = json.dumps(message).encode() + b"\n"
-        await self._send(dict.fromkeys((each.writer for each in self._present.values()), line))
+    async def dismiss(self, message: Mapping[str, Any]) -> None:
+        """Sends a message to all registered processes, and closes their connections."""
+        self._send(self._to_all(message))
+        await self._close()
 
     async def release(self, hosts: Sequence[str]) -> dict[int, PeerConnection]:
         """Sends all processes on; returns the connections with the children of process 0, which stay."""
         to_children = json.dumps({"hosts": hosts}).encode() + b"\n"
         lines, connections = {}, {}
-        for number, each in self._present.items():
-            if number in self._place.children:
+        for number, parent in parents(self._group.num_processes, fan_out=self._fan_out).items():
+            each, above = self._present.get(number), self._present.get(parent)
+            if each is None:  # it has ended since
+                continue
+            if parent == 0:
                 # Else asyncio might read the first message that follows.
-                each.writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
-                connections[number] = PeerConnection(each.writer.get_extra_info("socket").dup())
-                lines[each.writer] = to_children
+                each.transport.pause_reading()
+                connections[number] = PeerConnection(each.transport.get_extra_info("socket").dup())
+                lines[each.transport] = to_children
             else:
-                parent = place_of(number, self._group.num_processes, fan_out=self._fan_out).parent
-                address = self._present[parent or 0].parent_address
-                lines[each.writer] = json.dumps({"parent": address}).encode() + b"\n"
-        await self._send(lines)
+                late = {"late": f"process {parent} has ended while the processes of this run started"}
+                message = late if above is None else {"parent": above.parent_address}
+                lines[each.transport] = json.dumps(message).encode() + b"\n"
+        self._send(lines)
+        await self._close()
         return connections
 
-    async def _send(self, lines: Mapping[asyncio.StreamWriter, bytes]) -> None:
-        """Sends a line to each process; one that cannot be sent in time is dropped."""
+    def _to_all(self, message: Mapping[str, Any]) -> dict[asyncio.Transport, bytes]:
+        line = json.dumps(message).encode() + b"\n"
+        return {each.transport: line for each in self._present.values()}
+
+    def _send(self, lines: Mapping[asyncio.Transport, bytes]) -> None:
         self.num_messages += len(lines)
-        for writer, line in lines.items():
-            with contextlib.suppress(OSError):
-                writer.write(line)
-        # Few are left: the kernel has taken the rest at once.
-        slow = [writer for writer in lines if writer.transport.get_write_buffer_size()]
-        await asyncio.gather(*map(_drain, slow))
+        for transport, line in lines.items():
+            transport.write(line)
+
+    async def _close(self) -> None:
+        """Closes all connections when their messages were sent; those that cannot be in time are dropped."""
+        transports = [each.transport for each in self._present.values()]
+        deadline = time.monotonic() + _SEND_SECONDS
+        # The kernel takes short lines at once, so that this usually waits for nothing.
+        while any(each.get_write_buffer_size() for each in transports) and time.monotonic() < deadline:
+            await asyncio.sleep(_FLUSH_SECONDS)
+        for transport in transports:
+            transport.abort()
+        # The loop closes the sockets in its next round.
+        await asyncio.sleep(0)
 
     def _is_incomplete(self) -> bool:
         if self._refusal is not None:
@@ -231,64 +288,41 @@ class _Registry:
         failure = _resolution_failure(name)
         return f"{sentence}; {failure}" if failure else sentence
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves a connection until its other end closes it."""
-        number = None
-        try:
-            hello = json.loads(await reader.readline())
-            number = await self._register(writer, hello)
-            # A process that disconnects becomes missing again.
-            while await reader.read(_MAX_HELLO_BYTES):
-                pass
-        except (ValueError, TypeError, KeyError, OSError):  # a port scanner, or a client of another service
-            pass
-        # The rendezvous is over. asyncio of Python 3.11 logs a traceback for a server's task that ends so.
-        except asyncio.CancelledError:
-            pass
-        finally:
-            writer.close()
-            if number is not None:
-                del self._present[number]
-
-    async def _register(self, writer: asyncio.StreamWriter, hello: Mapping[str, Any]) -> int | None:
+    def register(self, transport: asyncio.Transport, hello: Mapping[str, Any]) -> int | None:
         """Registers a process by its first message; returns None if its numbers are inconsistent."""
         process, count, host = int(hello["process"]), int(hello["num_processes"]), str(hello["host"])
-        address = self._address_of(writer), int(hello["port"]), str(hello["token"])
+        address = self._address_of(transport), int(hello["port"]), str(hello["token"])
         self.num_messages += 1
         if count != self._group.num_processes or not 0 < process < count:
             refusal = self._refusal = (
                 f"process {process} on {host} was started as one of {count} processes, and process 0 on "
                 f"{self._host} as one of {self._group.num_processes}; start all with the same --num-processes"
             )
+            self._ended.set()
         elif process in self._present:
             refusal = (
                 f"process {process} was started twice, on {self._present[process].host} and on {host}; start "
                 "each --process-id once"
             )
         else:
-            # Without a buffer, so that a message was sent when `_send` returns.
-            writer.transport.set_write_buffer_limits(0)
-            self._present[process] = _Registered(host, writer, address)
+            self._present[process] = _Registered(host, transport, address)
             if len(self._present) == self._group.num_processes - 1:
                 self._ended.set()
             return process
-        if self._refusal is not None:
-            self._ended.set()
-        await self._send({writer: json.dumps({"refused": refusal}).encode() + b"\n"})
+        self._send({transport: json.dumps({"refused": refusal}).encode() + b"\n"})
         return None
 
-    def _address_of(self, writer: asyncio.StreamWriter) -> str:
+    def remove(self, number: int) -> None:
+        """Removes a process that has closed its connection."""
+        del self._present[number]
+
+    def _address_of(self, transport: asyncio.Transport) -> str:
         """Returns the address at which other processes reach the one at the other end."""
         host, _ = _host_and_port(self._group.coordinator)
-        address = ipaddress.ip_address(writer.get_extra_info("peername")[0])
+        address = ipaddress.ip_address(transport.get_extra_info("peername")[0])
         address = getattr(address, "ipv4_mapped", None) or address
         # On the host of process 0 its name may be an address of the loopback, which other hosts cannot use.
         return host if address.is_loopback else str(address)
-
-
-async def _drain(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        await asyncio.wait_for(writer.drain(), _SEND_SECONDS)
 
 
 def _bind(coordinator: str) -> socket.socket:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, parents, place_of
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ def test_every_process_is_in_the_subtrees_of_its_ancestors_only(count, fan_out):
             # An upper bound, since children are of almost equal size.
             assert place.height == 1 + max(places[child].height for child in place.children)
     assert sum(place.parent is None for place in places) == 1
+    assert parents(count, fan_out=fan_out) == {place.process: place.parent for place in places[1:]}
 
 
 @pytest.mark.parametrize("count", range(1, FAN_OUT + 2))

@@ -47,6 +47,20 @@ def place_of(process: int, num_processes: int, *, fan_out: int = FAN_OUT) -> Pla
         parent, start, end = start, starts[index], [*starts[1:], end][index]
 
 
+def parents(num_processes: int, *, fan_out: int = FAN_OUT) -> dict[int, int]:
+    """Returns the parent of each process but process 0."""
+    found: dict[int, int] = {}
+    waiting = [place_of(0, num_processes, fan_out=fan_out)]
+    while waiting:
+        place = waiting.pop()
+        for child in place.children:
+            found[child] = place.process
+            # Most processes have no children.
+            if place.child_size(child) > 1:
+                waiting.append(place_of(child, num_processes, fan_out=fan_out))
+    return found
+
+
 def _split(start: int, end: int, fan_out: int) -> list[int]:
     """Returns the first numbers of consecutive parts of almost equal size, at most `fan_out` of them."""
     count = end - start
