@@ -6,7 +6,7 @@ import pytest
 
 from zaya_jax.bench.control.command import Row, check_memory, describe_costs, main, tables, to_json
 from zaya_jax.bench.control.costs import measure_costs, phases_of, run_processes
-from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, STOP, Phase
+from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, STOP, PhaseCost
 from zaya_jax.bench.control.processes import summarize
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.errors import UserError
@@ -27,7 +27,7 @@ def test_options_that_cannot_be_are_refused(tmp_path):
 
 
 def test_tables_have_all_phases():
-    phases = {name: Phase(0.25, 96, 1000, 0.004) for name in PHASES}
+    phases = {name: PhaseCost(0.25, 96, 1000, 0.004) for name in PHASES}
     rows = [Row(64, False, 2, phases), Row(8192, True, None, phases)]
     times, work = tables(rows)
     assert times.row_count == work.row_count == 2

@@ -5,7 +5,16 @@ import functools
 
 import pytest
 
-from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, SERVICE, START, STOP, Phase, described_files
+from zaya_jax.bench.control.phases import (
+    COMMIT,
+    PHASES,
+    SAME,
+    SERVICE,
+    START,
+    STOP,
+    PhaseCost,
+    described_files,
+)
 from zaya_jax.bench.control.simulation import Costs, Simulation, max_of_counts
 from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
 
@@ -25,7 +34,7 @@ COSTS = Costs(
 
 
 @functools.cache
-def simulated(count: int, names: tuple[str, ...] = PHASES, **options) -> dict[str, Phase]:
+def simulated(count: int, names: tuple[str, ...] = PHASES, **options) -> dict[str, PhaseCost]:
     return Simulation(count, COSTS, **options).run(names)
 
 

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from zaya_jax.errors import TIMED_OUT, USER_ERROR, UserError, exit_code_of
+from zaya_jax.parallel.processes import listeners
 from zaya_jax.parallel.processes.errors import PeerTimeout
 from zaya_jax.parallel.processes.listeners import bind_address
 from zaya_jax.parallel.processes.process_group import ProcessGroup
@@ -155,3 +156,20 @@ def test_no_thread_is_left():
     before = threading.active_count()
     come_together(3, range(3), limit=30.0)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("soft", "hard", "raised"), [(1024, 10**6, 16_896), (20_000, 10**6, None)])
+def test_process_0_raises_its_limit_of_open_files(soft, hard, raised, monkeypatch):
+    limits = []
+    monkeypatch.setattr(listeners.resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(listeners.resource, "setrlimit", lambda kind, both: limits.append(both))
+    listeners.allow_connections(8192)
+    assert limits == ([] if raised is None else [(raised, hard)])
+
+
+def test_too_low_a_limit_of_open_files_is_named(monkeypatch):
+    monkeypatch.setattr(listeners.resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(listeners.resource, "setrlimit", lambda kind, both: None)
+    listeners.allow_connections(1024)
+    with pytest.raises(UserError, match=r"8192 processes need 16896 open files .* its limit is 4096"):
+        listeners.allow_connections(8192)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.control.costs import measure_costs, phases_of, run_processes
-from zaya_jax.bench.control.phases import PHASES, Phase
+from zaya_jax.bench.control.phases import PHASES, PhaseCost
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
@@ -43,7 +43,7 @@ class Row:
     processes: int
     is_simulated: bool
     cores: int | None
-    phases: Mapping[str, Phase]
+    phases: Mapping[str, PhaseCost]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.append(Row(count, False, os.cpu_count(), phases))
             # On as many cores, to be compared.
             rows.append(simulate(count, costs, cores=os.cpu_count(), fan_out=FAN_OUT))
-    # On a cluster each process has cores of its own.
+    # On a cluster processes do not share their cores.
     for count in options.simulate:
         with console.status(f"simulating {count} processes"):
             rows.append(simulate(count, costs, cores=None, fan_out=options.fan_out))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from zaya_jax.bench.control.phases import SAME, SERVICE, START, STOP, Phase, described_files
+from zaya_jax.bench.control.phases import SAME, SERVICE, START, STOP, PhaseCost, described_files
 from zaya_jax.bench.control.processes import TIMES_FILE
 from zaya_jax.bench.control.simulation import Costs
 from zaya_jax.checkpoint.format.manifest import commit
@@ -29,7 +29,7 @@ def run_processes(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str,
       UserError: if one of them fails.
     """
     words = [str(count), str(rounds), str(folder)]
-    # A program of its own, because a process that has threads should not fork.
+    # Another program, because a process that has threads should not fork.
     command = [sys.executable, "-m", "zaya_jax.bench.control.processes", *words]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
@@ -37,9 +37,9 @@ def run_processes(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str,
     return json.loads((folder / TIMES_FILE).read_text())
 
 
-def phases_of(measured: dict[str, Any]) -> dict[str, Phase]:
+def phases_of(measured: dict[str, Any]) -> dict[str, PhaseCost]:
     """Returns the cost of each phase from the results of `run_processes`."""
-    return {name: Phase(**values) for name, values in measured["phases"].items()}
+    return {name: PhaseCost(**values) for name, values in measured["phases"].items()}
 
 
 def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = None) -> Costs:

@@ -12,7 +12,7 @@ STEP = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
+class PhaseCost:
     """Cost of one phase.
 
     Attributes:

@@ -21,7 +21,7 @@ from zaya_jax.bench.control.phases import (
     SERVICE,
     START,
     STOP,
-    Phase,
+    PhaseCost,
     described_files,
 )
 from zaya_jax.parallel.processes.tree.exchanges import first_known, join
@@ -90,7 +90,7 @@ class Simulation:
         self._waiting: list[Callable[[TreeNode], bool] | None] = [None] * num_processes
         self._nodes = [self._make_node(number) for number in range(num_processes)]
 
-    def run(self, names: Sequence[str] = PHASES) -> dict[str, Phase]:
+    def run(self, names: Sequence[str] = PHASES) -> dict[str, PhaseCost]:
         """Returns the costs of phases by name."""
         phases = {START: self._start, SERVICE: self._service, SAME: self._same}
         phases |= {COMMIT: self._commit, STOP: self._stop}
@@ -179,7 +179,7 @@ class Simulation:
 
     # Events
 
-    def _measure(self, begin: Callable[[], None]) -> Phase:
+    def _measure(self, begin: Callable[[], None]) -> PhaseCost:
         # All processes are idle when a phase begins.
         self._begin = self._now
         self._free = [self._now] * self._count
@@ -192,7 +192,7 @@ class Simulation:
             event()
         # What the last messages cost their receivers.
         self._now = max(self._now, *self._free)
-        return Phase(self._now - self._begin, self._messages, self._bytes, self._cpu)
+        return PhaseCost(self._now - self._begin, self._messages, self._bytes, self._cpu)
 
     def _at(self, time: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))

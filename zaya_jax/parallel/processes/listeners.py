@@ -54,6 +54,7 @@ def allow_connections(num_processes: int) -> None:
     Raises:
       UserError: if that is not enough.
     """
+    # A service manager or a container may set other limits than a shell.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * num_processes + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and hard < needed:

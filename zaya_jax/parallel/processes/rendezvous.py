@@ -160,6 +160,7 @@ class _Client(asyncio.Protocol):
         """Registers the process by its first line; what follows is ignored."""
         if self._number is not None:
             return
+        # A line may arrive in several pieces.
         self._received += data
         if b"\n" in self._received:
             # What is no registration is a port scanner, or a client of another service.
@@ -246,6 +247,7 @@ class _Registry:
                 late = {"late": f"process {parent} has ended while the processes of this run started"}
                 message = late if above is None else {"parent": above.parent_address}
                 lines[each.transport] = json.dumps(message).encode() + b"\n"
+        # Short lines: what all processes must know goes down the tree.
         self._send(lines)
         await self._close()
         return connections
@@ -266,6 +268,7 @@ class _Registry:
         # The kernel takes short lines at once, so that this usually waits for nothing.
         while any(each.get_write_buffer_size() for each in transports) and time.monotonic() < deadline:
             await asyncio.sleep(_FLUSH_SECONDS)
+        # The connections of the children have a second descriptor by now, which stays open.
         for transport in transports:
             transport.abort()
         # The loop closes the sockets in its next round.
@@ -355,6 +358,7 @@ def _join(group: ProcessGroup, place: Place, host: str, limit_seconds: float) ->
                     f"{limit_seconds:.0f} s for process 0: {announcement.obstacle}"
                 )
             time.sleep(_POLL_SECONDS)
+        # The children were told to connect at the same time as this process.
         parent, hosts = joined
         assert place.parent is not None
         connections = {place.parent: parent}

@@ -1,4 +1,4 @@
-"""Exchanges over real connections between threads, which stand for processes."""
+"""Exchanges over real connections between threads, which act as processes."""
 
 import json
 import threading

@@ -81,7 +81,7 @@ class Exchanges:
 
         Returns:
           Values by process number; None for processes that are late. Processes whose values these keep from
-          process 0 are left out.
+          process 0 are excluded.
 
         Raises:
           PeerTimeout: if process 0 is late.

@@ -191,7 +191,7 @@ class TreeNode:
         return self._exchanges.setdefault(key, _Exchange())
 
     def _advance(self, key: str, exchange: _Exchange) -> None:
-        """Passes the values on, once all have arrived or those that are there are asked for."""
+        """Passes the values on once all have arrived, or at once after a question of the parent."""
         if exchange.is_sent or len(exchange.by_child) < len(self.place.children):
             return
         if exchange.own or exchange.is_asked:
