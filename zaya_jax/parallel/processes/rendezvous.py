@@ -358,7 +358,7 @@ def _join(group: ProcessGroup, place: Place, host: str, limit_seconds: float) ->
                     f"{limit_seconds:.0f} s for process 0: {announcement.obstacle}"
                 )
             time.sleep(_POLL_SECONDS)
-        # The children were told to connect at the same time as this process.
+        # Process 0 has sent the children of this process here at the same time.
         parent, hosts = joined
         assert place.parent is not None
         connections = {place.parent: parent}

@@ -116,7 +116,7 @@ class TreeNode:
     def expire(self, name: str, number: int) -> None:
         """Ends an exchange at its time limit. Only process 0 calls it.
 
-        Processes that answer at once are told apart from those that do not answer at all: through a stopped
+        Processes that answer at once differ from those that do not answer at all: through a stopped
         process no values arrive of those that it connects, which are not late themselves.
         """
         key = _key(name, number)
