@@ -83,14 +83,21 @@ def test_a_lost_connection_is_reported_at_once():
         assert time.monotonic() - start < 10
 
 
-def test_a_damaged_message_names_its_process():
+@pytest.mark.parametrize("sender", [0, 2])
+def test_a_damaged_message_names_its_process(sender):
+    """The process that is farther from process 0 ends; the other one waits for it, and names it."""
     with connected(3, fan_out=2) as peers:
-        connection = peers.links[2]._connections[0].socket
+        connection = peers.links[sender]._connections[2 - sender].socket
         line = encode({"kind": "post", "key": "a", "text": "b"})
         connection.sendall(line[:20] + bytes([line[20] ^ 1]) + line[21:])
-        (error,) = peers.on([0], lambda each, n: each.reduce("next", n, max)).values()
-    assert isinstance(error, PeerLost)
-    assert str(error).startswith("process 2 on node exchanges damaged messages with process 0; ")
+        errors = peers.on(range(3), lambda each, n: each.reduce("next", n, max, limit_seconds=0.5))
+    assert isinstance(errors[2], PeerLost)
+    reason = "does not reach" if sender else "exchanges damaged messages with"
+    assert str(errors[2]).startswith(f"process 2 on node {reason} process 0; ")
+    damaged = ", whose messages are damaged" if sender else ""
+    for number in (0, 1):
+        assert isinstance(errors[number], PeerTimeout)
+    assert str(errors[0]) == f"waited 0 s at next for process 2 on node{damaged}"
 
 
 def test_every_damaged_byte_is_noticed():

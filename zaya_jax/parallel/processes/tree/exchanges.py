@@ -166,22 +166,22 @@ class Exchanges:
         return result
 
     def _check_links(self, broken: Mapping[int, str]) -> None:
-        """Says which process has lost its connection.
+        """Says that this process has lost its connection with its parent.
 
         Raises:
-          PeerLost: naming the process that does not reach process 0.
+          PeerLost: naming this process.
         """
         own, parent = self._place.process, self._place.parent
-        for number, reason in broken.items():
-            lower, upper = (own, number) if number == parent else (number, own)
-            if reason == DAMAGED:
-                raise PeerLost(
-                    f"{self._describe(lower)} exchanges damaged messages with process {upper}; {RESUME}"
-                )
-            # Without a child an exchange waits until its time limit: a child that ends reports why itself.
-            if number == parent:
-                through = f" through {self._describe(number)}" if number else ""
-                raise PeerLost(f"{self._describe(own)} does not reach process 0{through}; {RESUME}")
+        # Without a child an exchange waits until its time limit: that child notices its loss and ends.
+        # If this process ended first, all others would lose it and report that.
+        if parent is None or parent not in broken:
+            return
+        if broken[parent] == DAMAGED:
+            raise PeerLost(
+                f"{self._describe(own)} exchanges damaged messages with process {parent}; {RESUME}"
+            )
+        through = f" through {self._describe(parent)}" if parent else ""
+        raise PeerLost(f"{self._describe(own)} does not reach process 0{through}; {RESUME}")
 
     def _describe_first(self) -> str:
         """Returns process 0 as text, with the process through which this one reaches it."""
@@ -192,7 +192,8 @@ class Exchanges:
         texts = []
         for number, cut_off in sorted(late)[:_MAX_NAMED]:
             more = f" (and the {cut_off} processes after it, which it connects)" if cut_off else ""
-            texts.append(f"{self._describe(number)}{more}")
+            damaged = ", whose messages are damaged" if self._links.broken.get(number) == DAMAGED else ""
+            texts.append(f"{self._describe(number)}{damaged}{more}")
         more = f" and {len(late) - _MAX_NAMED} more" if len(late) > _MAX_NAMED else ""
         return f"{', '.join(texts)}{more}"
 

@@ -112,6 +112,9 @@ class TreeLinks:
                 self._receive(number, line)
         except ValueError:
             reason = DAMAGED
+            # The other end then notices, too: it must leave the run, which cannot continue without it.
+            with contextlib.suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         with self.changed:
