@@ -15,7 +15,7 @@ from zaya_jax.bench.control.phases import (
     PhaseCost,
     described_files,
 )
-from zaya_jax.bench.control.simulation import Costs, Simulation, max_of_counts
+from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
 
 COSTS = Costs(
@@ -95,8 +95,3 @@ def test_time_is_the_longest_chain_of_messages():
     free = dataclasses.replace(COSTS, per_byte=0.0)
     seconds = Simulation(2, free).run((SAME,))[SAME].seconds
     assert seconds == pytest.approx(2 * (2 * free.message + free.latency))
-
-
-def test_equal_digests_are_counted():
-    values = [{"0" * 32: [3, 4]}, {"0" * 32: [1, 7]}]
-    assert max_of_counts(values) == {"0" * 32: [4, 4]}

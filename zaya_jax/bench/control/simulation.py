@@ -24,6 +24,7 @@ from zaya_jax.bench.control.phases import (
     PhaseCost,
     described_files,
 )
+from zaya_jax.parallel.processes.consistency import count_digests
 from zaya_jax.parallel.processes.tree.exchanges import first_known, join
 from zaya_jax.parallel.processes.tree.links import encode
 from zaya_jax.parallel.processes.tree.protocol import Merge, Message, TreeNode
@@ -147,7 +148,7 @@ class Simulation:
 
     def _same(self) -> None:
         for number in range(self._count):
-            self._arrive(number, "same config", {_DIGEST: [1, number]}, max_of_counts)
+            self._arrive(number, "same config", {_DIGEST: [1, number]}, count_digests)
 
     def _stop(self) -> None:
         def agree(node: TreeNode) -> bool:
@@ -264,11 +265,6 @@ class Simulation:
     def _receive(self, sender: int, to: int, message: Message, cost: float) -> None:
         node = self._nodes[to]
         self._work(to, cost, lambda: self._act(to, lambda: node.receive(sender, message)))
-
-
-def max_of_counts(values: list[dict[str, list[int]]]) -> dict[str, list[int]]:
-    """Merges equal digests, as `consistency` does, with the number of processes and the first of them."""
-    return {_DIGEST: [sum(each[_DIGEST][0] for each in values), values[0][_DIGEST][1]]}
 
 
 def _nothing() -> None:

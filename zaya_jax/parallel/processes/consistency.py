@@ -35,7 +35,7 @@ def require_same(name: str, values: Mapping[str, str]) -> None:
         return
     content = json.dumps(sorted(values.items())).encode()
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    digests = hosts.reduce(f"same {name}", {digest: [1, hosts.process()]}, _count)
+    digests = hosts.reduce(f"same {name}", {digest: [1, hosts.process()]}, count_digests)
     if len(digests) == 1:
         return
     # Among digests that are equally common, this chooses that of the process with the lowest number.
@@ -58,7 +58,7 @@ def require_same(name: str, values: Mapping[str, str]) -> None:
     )
 
 
-def _count(values: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+def count_digests(values: list[dict[str, list[int]]]) -> dict[str, list[int]]:
     """Merges digests, each with its number of processes and the first of them."""
     counts: dict[str, list[int]] = {}
     for each in values:
