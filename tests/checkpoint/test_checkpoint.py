@@ -160,8 +160,8 @@ def test_a_failed_save_is_reported_before_the_next(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("own", "others"), [(0.2, 0.0), (0.0, 1.0)])
 def test_waits_for_other_processes_do_not_count_as_its_own(tmp_path, monkeypatch, own, others):
     """The wait for a save counts as far as the files of this process took it."""
-    gather, finish = hosts.gather, StepWriter.finish
-    monkeypatch.setattr(hosts, "gather", lambda *a, **k: (time.sleep(others), gather(*a, **k))[1])
+    gather, finish = hosts.gather_to_first, StepWriter.finish
+    monkeypatch.setattr(hosts, "gather_to_first", lambda *a, **k: (time.sleep(others), gather(*a, **k))[1])
     monkeypatch.setattr(StepWriter, "finish", lambda writer: (time.sleep(own), finish(writer))[1])
     with Checkpoints(tmp_path, retention=Retention(newest=1)) as checkpoints:
         start = time.monotonic()
