@@ -8,7 +8,7 @@ from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.bench.kernels import kernel_times
 from zaya_jax.bench.kernels.other_libraries import others
 from zaya_jax.bench.storage import data
-from zaya_jax.bench.training import optimizer_runs, optimizers, torch_comparison
+from zaya_jax.bench.training import optimizer_runs, optimizers
 
 
 @pytest.fixture
@@ -37,40 +37,6 @@ def test_data(printed):
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed().splitlines()]
     assert any(row[1:] == ["8.0", "10.0", "500,000", "4.72", "300.00 MiB", "250.00 MiB"] for row in rows)
     assert ["loader", "5,000,000", "95.4", "512.00 MiB"] in rows
-
-
-SECONDS = {"ours": 0.01, "transformers": 0.1, "torch.compile": 0.08, "ceiling": 0.02}
-
-
-def run_torch_comparison(monkeypatch, fails=()):
-    """Runs it with made-up times of all programs but those that fail."""
-
-    def best_interleaved(programs, **_):
-        if names := [name for name in programs if name in fails]:
-            raise RuntimeError(f'"{names[0]}" failed: no g++\n\nand much more')
-        return {name: SECONDS[name] for name in programs}
-
-    monkeypatch.setattr(torch_comparison.importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(torch_comparison, "best_interleaved", best_interleaved)
-    torch_comparison.run(rounds=5)
-
-
-def test_torch(printed, monkeypatch):
-    run_torch_comparison(monkeypatch)
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed().splitlines()]
-    # 8 x 256 tokens in 10, 100 and 80 ms.
-    for start in (["ours", "204,800.0", "1.00x"], ["transformers", "20,480.0", "10.00x"]):
-        assert any(row[:3] == start for row in rows)
-    assert any(row[:3] == ["torch.compile", "25,600.0", "8.00x"] for row in rows)
-
-
-def test_torch_without_a_cxx_compiler(printed, monkeypatch):
-    run_torch_comparison(monkeypatch, fails=["torch.compile"])
-    out = printed()
-    assert "10.00x" in out
-    assert "25,600.0" not in out
-    assert 'because it fails here: "torch.compile" failed: no g++' in " ".join(out.split())
-    assert "much more" not in out
 
 
 NOISE = np.array([0.01, -0.02, 0.0, 0.03, -0.02])

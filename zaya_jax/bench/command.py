@@ -8,13 +8,13 @@ from zaya_jax.bench.control import command as control
 from zaya_jax.bench.generation import generation
 from zaya_jax.bench.kernels import gemm, kernel_times, memory_passes
 from zaya_jax.bench.storage import checkpoint, data, disk
-from zaya_jax.bench.training import optimizers, start, torch_comparison
+from zaya_jax.bench.torch_comparison import command as torch_comparison
+from zaya_jax.bench.training import optimizers, start
 from zaya_jax.options import Parser, check_at_least
 
 WITH_ROUNDS: dict[str, Callable[..., None]] = {
     "data": data.run,
     "kernels": kernel_times.run,
-    "torch": torch_comparison.run,
 }
 """Benchmarks whose only option is `--rounds`."""
 WITH_OWN_PARSER: dict[str, Callable[[Sequence[str]], None]] = {
@@ -27,6 +27,7 @@ WITH_OWN_PARSER: dict[str, Callable[[Sequence[str]], None]] = {
     "optimizers": optimizers.main,
     "start": start.main,
     "storage": disk.main,
+    "torch": torch_comparison.main,
 }
 """Benchmarks that parse their own options: `zaya bench collectives --help`."""
 ROUNDS = 5
@@ -55,8 +56,9 @@ def _parser() -> Parser:
         # Lines that are indented keep their breaks, so they must fit in 80 columns.
         "Measure speed and memory, and compare them with other libraries and with the machine's limits.\n\n"
         "benchmarks:\n"
-        "  torch        train step against transformers\n"
-        "  generation   prefill, decoding, latency and memory against transformers\n"
+        "  torch        train step, prefill and decoding against transformers, eager and\n"
+        "               under torch.compile\n"
+        "  generation   latency of requests under load\n"
         "  kernels      each Pallas kernel against XLA and other libraries\n"
         "  optimizers   losses of tuned AdamW, Muon, NorMuon and MuonH, over seeds\n"
         "  checkpoint   time that a save blocks training, and until it is durable,\n"
@@ -69,7 +71,7 @@ def _parser() -> Parser:
         "  start        time from zaya train to its first step\n"
         "  storage      speed of a disk\n\n"
         f"{', '.join(WITH_OWN_PARSER)} have their own options, which `zaya bench WHAT --help` shows.",
-        ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench data"),
+        ("zaya bench torch", "zaya bench data --rounds 10", "zaya bench kernels"),
     )
     parser.add_argument("what", choices=[*WITH_ROUNDS, *WITH_OWN_PARSER], help="benchmark to run")
     parser.add_argument(

@@ -46,21 +46,37 @@ def best_interleaved(
 
 
 def results_interleaved(
-    programs: dict[str, Program], *, rounds: int, limit: float = LIMIT_SECONDS
+    programs: dict[str, Program],
+    *,
+    rounds: int,
+    limit: float = LIMIT_SECONDS,
+    check: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, list[Any]]:
     """Returns the results of all calls of each program, for programs that measure themselves. See
     `best_interleaved`.
+
+    Args:
+      programs: programs by name.
+      rounds: number of calls of each program that count.
+      limit: timeout in seconds.
+      check: function of the results of the first calls, which do not count; it raises if they are wrong.
     """
-    return _run_interleaved(programs, operator.call, rounds, limit)
+    return _run_interleaved(programs, operator.call, rounds, limit, check)
 
 
 def _run_interleaved(
-    programs: dict[str, Program], measure: Callable[[Callable[[], Any]], Any], rounds: int, limit: float
+    programs: dict[str, Program],
+    measure: Callable[[Callable[[], Any]], Any],
+    rounds: int,
+    limit: float,
+    check: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, list[Any]]:
     with contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(_running(name, make, measure, limit)) for name, make in programs.items()
         ]
+        if check is not None:
+            check({process.name: process.first for process in running})
         # The rounds are the outer loop: the processes take turns, and only one of them works at a time.
         answers = [[process.call() for process in running] for _ in range(rounds)]
     return dict(zip(programs, map(list, zip(*answers, strict=True)), strict=True))
@@ -73,6 +89,8 @@ class _Process:
     name: str
     connection: Connection
     limit: float
+    first: Any = None
+    """Result of the call that does not count."""
 
     def call(self) -> Any:
         """Runs one measured call of the program and returns its result."""
@@ -109,8 +127,7 @@ def _running(
     there.close()
     try:
         running = _Process(name, here, limit)
-        running.receive()
-        yield running
+        yield dataclasses.replace(running, first=running.receive())
     finally:
         # The closed connection tells the child to end.
         here.close()

@@ -1,1 +1,1 @@
-"""Generation speed and memory, compared with transformers."""
+"""Latency of requests at the engine under load."""

@@ -53,7 +53,7 @@ class Load:
 def loads(network: str) -> Iterator[Load]:
     """Yields the latency of an exported network's requests at each share of the engine's capacity."""
     program = functools.partial(make_loads, network)
-    # In a separate process, like the decoders, although nothing alternates with it.
+    # In a separate process, like the programs of other benchmarks, although nothing alternates with it.
     yield from results_interleaved({"engine": program}, rounds=1, limit=LIMIT_SECONDS)["engine"][0]
 
 

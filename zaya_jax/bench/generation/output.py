@@ -1,4 +1,4 @@
-"""Tables of `zaya bench generation`."""
+"""Table of `zaya bench generation`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,34 +6,6 @@ from typing import Any
 from rich.table import Table
 
 from zaya_jax.text_tables import dense_table, name_column
-
-
-def speeds(results: Sequence[Any]) -> Table:
-    """Tokens per second and latencies by batch size and decoder."""
-    columns = (
-        "prefill,\ntokens/s",
-        "of\nbound",
-        "decode,\ntokens/s",
-        "of\nbound",
-        "ratio",
-        "step, ms\np50",
-        "p99",
-    )
-    rows = dense_table(name_column("batch, decoder"), *columns, title="prefill and decode")
-    # Decoders are compared only at equal batch sizes, because speed grows with the batch.
-    ours = {each.batch: each.written for each in results if each.side == "ours"}
-    for each in results:
-        rows.add_row(
-            f"{each.batch}, {each.side}",
-            f"{each.read:,.0f}",
-            f"{each.read / each.read_bound:.1%}",
-            f"{each.written:,.1f}",
-            f"{each.written / each.written_bound:.1%}",
-            f"{ours[each.batch] / each.written:.2f}x",
-            f"{each.step_p50 * 1e3:,.1f}",
-            f"{each.step_p99 * 1e3:,.1f}",
-        )
-    return rows
 
 
 def loads(results: Sequence[Any]) -> Table:

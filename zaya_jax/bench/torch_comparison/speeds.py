@@ -1,0 +1,98 @@
+"""Speeds of all programs as medians of paired rounds, and the agreement of their outputs."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zaya_jax.bench.interleaved import results_interleaved
+from zaya_jax.bench.torch_comparison.workload import Call
+
+OURS = "ours"
+COMPILE_SECONDS = 1800.0
+"""Timeout for preparing a program: `torch.compile` generates and compiles C++."""
+TOLERANCE = 1e-4
+"""Largest difference of outputs: that of whole models in float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """Speed of a program in a part of its work.
+
+    Attributes:
+      work: part and batch size.
+      side: name of the program.
+      tokens_per_second: median of all rounds.
+      bound: upper bound of the machine, in tokens per second.
+      ratios: our speed relative to this program's, in each round.
+      setting: how the program computes, if it selected that.
+    """
+
+    work: str
+    side: str
+    tokens_per_second: float
+    bound: float
+    ratios: tuple[float, ...]
+    setting: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios."""
+        return float(np.median(self.ratios))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A timed part of a call.
+
+    Attributes:
+      name: key of its seconds in `Call`.
+      work: description in tables.
+      num_tokens: tokens that the part processes.
+      bound: upper bound of tokens per second.
+    """
+
+    name: str
+    work: str
+    num_tokens: int
+    bound: float
+
+
+def measure(
+    programs: Mapping[str, Callable[[], Callable[[], Call]]], parts: Sequence[Part], *, rounds: int
+) -> list[Speed]:
+    """Runs all programs alternately and returns their speeds by part.
+
+    Args:
+      programs: programs by name; one is "ours".
+      parts: timed parts of each call.
+      rounds: number of timed calls of each program. The first, untimed call is checked.
+
+    Raises:
+      RuntimeError: if outputs do not agree, or a program fails.
+    """
+    calls = results_interleaved(dict(programs), rounds=rounds, limit=COMPILE_SECONDS, check=check_agreement)
+    return [_speed(part, side, calls) for part in parts for side in calls]
+
+
+def _speed(part: Part, side: str, calls: Mapping[str, Sequence[Call]]) -> Speed:
+    seconds, ours = (np.array([call.seconds[part.name] for call in calls[name]]) for name in (side, OURS))
+    # Both calls of a round are seconds apart: a slow period of the machine affects both.
+    ratios = tuple((seconds / ours).tolist())
+    speed = part.num_tokens / float(np.median(seconds))
+    return Speed(part.work, side, speed, part.bound, ratios, calls[side][0].setting)
+
+
+def check_agreement(calls: Mapping[str, Any]) -> None:
+    """Checks that the outputs of all programs are ours within `TOLERANCE`.
+
+    Raises:
+      RuntimeError: if one differs.
+    """
+    for side, call in calls.items():
+        for name, expected in calls[OURS].outputs.items():
+            difference = float(np.max(np.abs(np.asarray(call.outputs[name]) - expected)))
+            # Not "greater", because NaN is no agreement.
+            if not difference <= TOLERANCE:
+                raise RuntimeError(f'{name} of "{side}" differ from ours by {difference:.2g}')
