@@ -10,7 +10,7 @@ from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.bench.torch_comparison.workload import Call
 
 OURS = "ours"
-COMPILE_SECONDS = 1800.0
+COMPILE_SECONDS = 3600.0
 """Timeout for preparing a program: `torch.compile` generates and compiles C++."""
 TOLERANCE = 1e-4
 """Largest difference of outputs: that of whole models in float32."""

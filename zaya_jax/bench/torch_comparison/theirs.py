@@ -2,11 +2,10 @@
 
 Generation calls the model once per token, with an argmax between, which is less work than `generate` of
 transformers does. In eager mode the cache grows (`DynamicCache`), as transformers does by default. Under
-`torch.compile` it is static and the experts are computed by whichever of `EXPERTS` is fastest here; the
+`torch.compile` it is static, and decoding computes experts by whichever of `EXPERTS` is fastest here; the
 documentation of transformers recommends a static cache for `torch.compile`, and "batched_mm" for few tokens.
 """
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -55,46 +54,41 @@ def generate(workload: Generation) -> Callable[[], Call]:
 
     model = _network(workload.folder)
     return functools.partial(
-        _generate, model, lambda: DynamicCache(config=model.config), workload, "growing cache"
+        _generate, model, model, lambda: DynamicCache(config=model.config), workload, "growing cache"
     )
 
 
 def generate_compiled(workload: Generation) -> Callable[[], Call]:
-    """Returns a call that continues the prompts under `torch.compile`, in the fastest setting.
+    """Returns a call that continues the prompts under `torch.compile`, with the fastest experts in decoding.
 
-    The settings are static and growing caches, and the implementations of experts.
+    The prefill computes experts as transformers does by default: "batched_mm" would copy the matrices of an
+    expert for each of its tokens.
     """
-    programs = [_compiled(workload, experts) for experts in EXPERTS]
-    # Prefill and decoding are separate programs to their users as well: each gets its best setting.
-    fastest = {part: _fastest(programs, part) for part in ("prefill", "decode")}
-    if fastest["prefill"] is fastest["decode"]:
-        return fastest["prefill"]
-    return functools.partial(_best_parts, fastest)
+    prefill = _compiled(workload, "grouped_mm")
+    programs = [_with_static_cache(workload, prefill, experts) for experts in EXPERTS]
 
-
-def _fastest(programs: list[Callable[[], Call]], part: str) -> Callable[[], Call]:
     def seconds(program: Callable[[], Call]) -> float:
-        return min(program().seconds[part] for _ in range(TRIALS))
+        return min(program().seconds["decode"] for _ in range(TRIALS))
 
     return min(programs, key=seconds)
 
 
-def _best_parts(programs: dict[str, Callable[[], Call]]) -> Call:
-    calls = {part: program() for part, program in programs.items()}
-    seconds = {part: call.seconds[part] for part, call in calls.items()}
-    setting = ", ".join(f"{part}: {call.setting}" for part, call in calls.items())
-    return dataclasses.replace(calls["decode"], seconds=seconds, setting=setting)
+def _compiled(workload: Generation, experts: str) -> Any:
+    import torch
+
+    model = _network(workload.folder)
+    model.set_experts_implementation(experts)
+    model.forward = torch.compile(model.forward)
+    return model
 
 
-def _compiled(workload: Generation, experts: str) -> Callable[[], Call]:
+def _with_static_cache(workload: Generation, prefill: Any, experts: str) -> Callable[[], Call]:
     """Returns a compiled program after the calls that compile it."""
     import torch
     from transformers import StaticCache
 
-    model = _network(workload.folder)
-    model.set_experts_implementation(experts)
-    cache = StaticCache(config=model.config, max_cache_len=workload.prompt + workload.new)
-    config = model.config
+    decode, config = _compiled(workload, experts), prefill.config
+    cache = StaticCache(config=config, max_cache_len=workload.prompt + workload.new)
     # Otherwise the compiled prefill would allocate the cache.
     heads = config.num_key_value_heads, config.head_dim
     cache.early_initialization(workload.batch, *heads, torch.float32, torch.device("cpu"))
@@ -103,14 +97,17 @@ def _compiled(workload: Generation, experts: str) -> Callable[[], Call]:
         cache.reset()  # a new cache would be compiled again
         return cache
 
-    model.forward = torch.compile(model.forward)
-    call = functools.partial(_generate, model, empty, workload, f"static cache, {experts}")
+    call = functools.partial(_generate, prefill, decode, empty, workload, f"static cache, {experts}")
     # The first call creates the states of the cache, and the second one finds them.
-    call(), call()
+    for _ in range(2):
+        call()
     return call
 
 
-def _generate(model: Any, make_cache: Callable[[], Any], workload: Generation, setting: str) -> Call:
+def _generate(
+    prefill: Any, decode: Any, make_cache: Callable[[], Any], workload: Generation, setting: str
+) -> Call:
+    """Continues the prompts greedily: one model reads them, another with the same weights continues."""
     import torch
 
     prompts = torch.from_numpy(workload.prompts)
@@ -120,9 +117,8 @@ def _generate(model: Any, make_cache: Callable[[], Any], workload: Generation, s
         for number in range(workload.new):
             first = 0 if number == 0 else workload.prompt + number - 1
             positions = torch.arange(first, first + new.shape[1])[None]
-            out = model(
-                input_ids=new, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
+            options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+            out = (decode if number else prefill)(input_ids=new, position_ids=positions, **options)
             logits.append(out.logits[:, -1])
             new = logits[-1].argmax(dim=-1, keepdim=True)
             tokens.append(new)
@@ -131,9 +127,10 @@ def _generate(model: Any, make_cache: Callable[[], Any], workload: Generation, s
         moments.append(time.perf_counter())
         # Not timed: our side computes log-probabilities within its loop.
         logprobs = torch.log_softmax(torch.stack(logits, 1), -1).gather(-1, torch.stack(tokens, 1))[..., 0]
-    prefill, decode = np.diff(moments).tolist()
+    prefill_seconds, decode_seconds = np.diff(moments).tolist()
+    seconds = {"prefill": prefill_seconds, "decode": decode_seconds}
     outputs = {"tokens": torch.cat(tokens, 1).numpy(), "log-probabilities": logprobs.numpy()}
-    return Call({"prefill": prefill, "decode": decode}, outputs, setting)
+    return Call(seconds, outputs, setting)
 
 
 def compile_a_sum() -> Callable[[], Any]:
