@@ -108,18 +108,6 @@ def test_few_rows_and_matrices_large_enough_to_be_read_in_place(name):
     np.testing.assert_allclose(out_PF, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_row_in_place_does_not_depend_on_the_rows_of_its_block():
-    """Blocks of other sizes leave the bits of products, and so of runs with few tokens, as they are."""
-    random = np.random.default_rng(0)
-    rows_PD, stack_MDF = jnp.float32(random.standard_normal((7, 128))), random.standard_normal((4, 128, 160))
-    product = jax.jit(functools.partial(grouped_matmul, implementation="blocked"))
-    together = product(rows_PD, jnp.float32(stack_MDF), jnp.array([0, 4, 2, 1]))
-    for row, group in enumerate([1, 1, 1, 1, 2, 2, 3]):
-        sizes_E = jnp.zeros(4, jnp.int32).at[group].set(1)
-        alone = product(rows_PD[row : row + 1], jnp.float32(stack_MDF), sizes_E)
-        np.testing.assert_array_equal(together[row], alone[0])
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_specification(name):
     *arrays, sizes_E = operands(name)

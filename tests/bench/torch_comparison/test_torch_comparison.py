@@ -8,7 +8,7 @@ import pytest
 from small_models import EXECUTION, SMALL
 
 from zaya_jax.bench.torch_comparison import bounds, command, ours, speeds, theirs
-from zaya_jax.bench.torch_comparison.workload import Call, Generation
+from zaya_jax.bench.torch_comparison.workload import Call, GenerationWork
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.pytorch.in_memory import save_pytorch
 from zaya_jax.model.flops import active_parameters
@@ -27,7 +27,7 @@ def network(tmp_path_factory):
 
 def test_both_sides_generate_the_same(network):
     pytest.importorskip("transformers")
-    work = Generation(network, batch=2, vocabulary=SMALL.vocab_size, prompt=5, new=4)
+    work = GenerationWork(network, batch=2, vocabulary=SMALL.vocab_size, prompt=5, new=4)
     calls = {side: make(work)() for side, make in (("ours", ours.generate), ("theirs", theirs.generate))}
     assert calls["ours"].outputs["tokens"].shape == (2, 4)
     speeds.check_agreement(calls)
@@ -73,7 +73,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(command, "require_transformers", lambda: None)
     monkeypatch.setattr(command, "export", str)
-    monkeypatch.setattr(command, "measure_limits", lambda _: bounds.Limits(1e11, 1e10))
+    monkeypatch.setattr(command, "measure_limits", lambda _: bounds.MachineLimits(1e11, 1e10))
     monkeypatch.setattr(speeds, "results_interleaved", fake_results)
 
     def run(trial):

@@ -9,7 +9,7 @@ import math
 
 from zaya_jax.bench.kernels.memory_passes import pass_time
 from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul
-from zaya_jax.bench.torch_comparison.workload import MODEL, Generation, Training
+from zaya_jax.bench.torch_comparison.workload import MODEL, GenerationWork, TrainingWork
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import declare, flatten_weights
@@ -20,7 +20,7 @@ FLOAT32 = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """What this machine can do.
 
     Attributes:
@@ -32,30 +32,32 @@ class Limits:
     bandwidth: float
 
 
-def measure_limits(rounds: int) -> Limits:
+def measure_limits(rounds: int) -> MachineLimits:
     """Measures the limits in this process; nothing else should use the cores."""
+    # The best of several: a bound must not be lowered by other programs of the machine.
     seconds = best_seconds({"": ceiling_matmul()}, rounds=rounds)[""]
-    return Limits(CEILING_FLOPS / seconds, pass_time("scale", PASS_BYTES).bandwidth)
+    return MachineLimits(CEILING_FLOPS / seconds, pass_time("scale", PASS_BYTES).bandwidth)
 
 
-def train_bound(limits: Limits, workload: Training) -> float:
+def train_bound(limits: MachineLimits, workload: TrainingWork) -> float:
     """Upper bound of trained tokens per second: only useful products."""
     # Three times the forward pass: the backward pass computes two gradients for each product.
     return limits.flops / (3 * _flops(workload.length))
 
 
-def prefill_bound(limits: Limits, workload: Generation) -> float:
+def prefill_bound(limits: MachineLimits, workload: GenerationWork) -> float:
     """Upper bound of prefill tokens per second: only useful products."""
     # Only the last token of a prompt needs logits.
     head = forward_flops_per_token(MODEL, workload.prompt)["head"] * (1 - 1 / workload.prompt)
     return limits.flops / (_flops(workload.prompt) - head)
 
 
-def decode_bound(limits: Limits, workload: Generation) -> float:
+def decode_bound(limits: MachineLimits, workload: GenerationWork) -> float:
     """Upper bound of new tokens per second: each step only reads its weights from memory, or only computes
     products.
     """
     # Roofline of a decoding step: weights from memory, or the products of all rows.
+    # The longest context of the continuation: its attention has the most products.
     flops = workload.batch * _flops(workload.prompt + workload.new)
     seconds = max(step_bytes(MODEL, workload.batch) / limits.bandwidth, flops / limits.flops)
     return workload.batch / seconds
@@ -72,6 +74,7 @@ def step_bytes(config: ModelConfig, batch: int) -> float:
     """
     # Probability that at least one of the batch's tokens selects an expert.
     share = 1 - (1 - 1 / config.num_experts) ** batch
+    # Router, attention and head are read in every step; experts only if a token selects them.
     sizes = {
         path: weight.size * (share if path.startswith("layers/experts/") else 1)
         for path, weight in flatten_weights(declare(config)).items()

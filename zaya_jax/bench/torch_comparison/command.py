@@ -21,14 +21,14 @@ from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.bench.torch_comparison import ours, output, theirs
 from zaya_jax.bench.torch_comparison.bounds import (
-    Limits,
+    MachineLimits,
     decode_bound,
     measure_limits,
     prefill_bound,
     train_bound,
 )
-from zaya_jax.bench.torch_comparison.speeds import COMPILE_SECONDS, OURS, Part, Speed, measure
-from zaya_jax.bench.torch_comparison.workload import MODEL, Generation, Training, export
+from zaya_jax.bench.torch_comparison.speeds import COMPILE_SECONDS, OURS, PairedSpeed, Part, measure
+from zaya_jax.bench.torch_comparison.workload import MODEL, GenerationWork, TrainingWork, export
 from zaya_jax.errors import UserError
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser, check_at_least
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     check_outputs(json_file=options.json)
     check_at_least(options, rounds=1)
+    # All options are checked before anything is exported or compiled.
     batches = _numbers(options.batches)
     require_transformers()
     console = Console(soft_wrap=True, highlight=False)
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     values: dict[str, Any] = {"machine": dataclasses.asdict(this_machine()), "speeds": []}
     with tempfile.TemporaryDirectory() as folder:
         network = export(pathlib.Path(folder, "network"))
+        # Measured before the programs start, while nothing else uses the cores.
         limits = measure_limits(options.rounds)
         console.print(
             f"{count_parameters(MODEL):,} parameters, float32; medians of {options.rounds} paired rounds, "
@@ -72,26 +74,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _sections(
-    network: str, limits: Limits, batches: Sequence[int], options: argparse.Namespace, *, with_compiled: bool
-) -> Iterator[list[Speed]]:
+    network: str,
+    limits: MachineLimits,
+    batches: Sequence[int],
+    options: argparse.Namespace,
+    *,
+    with_compiled: bool,
+) -> Iterator[list[PairedSpeed]]:
     parts = options.parts or PARTS
     if "train" in parts:
-        work = Training(network)
+        work = TrainingWork(network)
         programs = {OURS: functools.partial(ours.train, work), THEIRS: functools.partial(theirs.train, work)}
         if with_compiled:
             programs[COMPILED] = functools.partial(theirs.train, work, compiled=True)
         tokens, bound = work.batch * work.length, train_bound(limits, work)
         part = Part("train", f"train, batch {work.batch} x {work.length}", tokens, bound)
         yield measure(programs, [part], rounds=options.rounds)
+    # One batch size at a time: nine networks and their programs would share the memory.
     for batch in batches if "generation" in parts else ():
-        work = Generation(network, batch)
+        work = GenerationWork(network, batch)
         makers = {OURS: ours.generate, THEIRS: theirs.generate}
         makers |= {COMPILED: theirs.generate_compiled} if with_compiled else {}
         programs = {side: functools.partial(make, work) for side, make in makers.items()}
         yield measure(programs, _generation_parts(limits, work), rounds=options.rounds)
 
 
-def _generation_parts(limits: Limits, work: Generation) -> list[Part]:
+def _generation_parts(limits: MachineLimits, work: GenerationWork) -> list[Part]:
     # The first new token belongs to the prefill.
     written = work.batch * (work.new - 1)
     return [

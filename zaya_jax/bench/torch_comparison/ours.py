@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from zaya_jax.bench.torch_comparison.workload import EXECUTION, MODEL, Call, Generation, Training
+from zaya_jax.bench.torch_comparison.workload import EXECUTION, MODEL, Call, GenerationWork, TrainingWork
 from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from zaya_jax.convert.pytorch.in_memory import load_pytorch
 from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
@@ -22,7 +22,7 @@ from zaya_jax.train.compiled_programs import compiled_step
 from zaya_jax.train.step.state import first_state, make_setup, shardings
 
 
-def train(workload: Training) -> Callable[[], Call]:
+def train(workload: TrainingWork) -> Callable[[], Call]:
     """Returns a call of a clipped AdamW step. The process keeps freed memory, as `zaya train` does."""
     reuse_host_memory()
     config = Config(
@@ -36,6 +36,7 @@ def train(workload: Training) -> Callable[[], Call]:
     _, variables = load_pytorch(workload.folder, execution=EXECUTION)
     state = first_state(setup, jax.device_put(variables["params"]), jax.random.key(0))
     states = [jax.device_put(state, shardings(state, mesh))]  # otherwise the second step compiles again
+    # On the device before the first call, as the loader has it during training.
     batch = jax.device_put(make_example(workload.tokens, delimiters=NO_DELIMITERS))
     step = compiled_step(states[0], setup=setup, mesh=mesh)
 
@@ -50,7 +51,7 @@ def train(workload: Training) -> Callable[[], Call]:
     return call
 
 
-def generate(workload: Generation) -> Callable[[], Call]:
+def generate(workload: GenerationWork) -> Callable[[], Call]:
     """Returns a call that continues the prompts: a prefill, then one compiled loop over all tokens."""
     model, variables = _network(workload)
     prompts, params = workload.prompts.tolist(), SamplingParams(max_new_tokens=workload.new)
@@ -61,6 +62,7 @@ def generate(workload: Generation) -> Callable[[], Call]:
             moments.append(time.perf_counter())
             chunks.append(texts)
         prefill, decode = np.diff(moments).tolist()
+        # Both come from the timed path itself, so that its own arithmetic is compared.
         outputs = {
             "tokens": np.array([each.tokens for each in chunks[-1]]),
             "log-probabilities": np.array([each.logprobs for each in chunks[-1]]),
@@ -70,7 +72,7 @@ def generate(workload: Generation) -> Callable[[], Call]:
     return call
 
 
-def _network(workload: Generation) -> tuple[Zaya, Mapping]:
+def _network(workload: GenerationWork) -> tuple[Zaya, Mapping]:
     model, variables = load_pytorch(workload.folder, execution=EXECUTION)
     # Before the first call, whose time must not include the transfer.
     return model, jax.device_put(cast_matrices(model, variables))

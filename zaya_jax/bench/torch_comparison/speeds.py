@@ -17,8 +17,8 @@ TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
-    """Speed of a program in a part of its work.
+class PairedSpeed:
+    """PairedSpeed of a program in a part of its work.
 
     Attributes:
       work: part and batch size.
@@ -61,7 +61,7 @@ class Part:
 
 def measure(
     programs: Mapping[str, Callable[[], Callable[[], Call]]], parts: Sequence[Part], *, rounds: int
-) -> list[Speed]:
+) -> list[PairedSpeed]:
     """Runs all programs alternately and returns their speeds by part.
 
     Args:
@@ -72,16 +72,18 @@ def measure(
     Raises:
       RuntimeError: if outputs do not agree, or a program fails.
     """
+    # The first calls compile. They are checked before anything is timed.
     calls = results_interleaved(dict(programs), rounds=rounds, limit=COMPILE_SECONDS, check=check_agreement)
     return [_speed(part, side, calls) for part in parts for side in calls]
 
 
-def _speed(part: Part, side: str, calls: Mapping[str, Sequence[Call]]) -> Speed:
+def _speed(part: Part, side: str, calls: Mapping[str, Sequence[Call]]) -> PairedSpeed:
     seconds, ours = (np.array([call.seconds[part.name] for call in calls[name]]) for name in (side, OURS))
     # Both calls of a round are seconds apart: a slow period of the machine affects both.
     ratios = tuple((seconds / ours).tolist())
+    # The median, because one slow round must not decide, and neither must one fast one.
     speed = part.num_tokens / float(np.median(seconds))
-    return Speed(part.work, side, speed, part.bound, ratios, calls[side][0].setting)
+    return PairedSpeed(part.work, side, speed, part.bound, ratios, calls[side][0].setting)
 
 
 def check_agreement(calls: Mapping[str, Any]) -> None:

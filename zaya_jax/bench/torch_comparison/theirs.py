@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zaya_jax.bench.torch_comparison.workload import Call, Generation, Training
+from zaya_jax.bench.torch_comparison.workload import Call, GenerationWork, TrainingWork
 
 EXPERTS = ("batched_mm", "grouped_mm")
 """Implementations of experts that `torch.compile` supports, in the words of transformers."""
@@ -21,7 +21,7 @@ TRIALS = 3
 """Calls of each setting, of which the fastest counts, to select one."""
 
 
-def train(workload: Training, *, compiled: bool = False) -> Callable[[], Call]:
+def train(workload: TrainingWork, *, compiled: bool = False) -> Callable[[], Call]:
     """Returns a call of a clipped AdamW step.
 
     Args:
@@ -33,10 +33,12 @@ def train(workload: Training, *, compiled: bool = False) -> Callable[[], Call]:
     model, tokens = _network(workload.folder).train(), torch.from_numpy(workload.tokens)
     if compiled:
         model.compile()
+    # The fused form updates the weights in one call instead of in a loop over them.
     adamw = torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=compiled)
 
     def call() -> Call:
         start = time.perf_counter()
+        # All of it is timed: a step begins with gradients of zero and ends with new weights.
         adamw.zero_grad()
         loss = model(tokens, labels=tokens).loss
         loss.backward()
@@ -48,7 +50,7 @@ def train(workload: Training, *, compiled: bool = False) -> Callable[[], Call]:
     return call
 
 
-def generate(workload: Generation) -> Callable[[], Call]:
+def generate(workload: GenerationWork) -> Callable[[], Call]:
     """Returns a call that continues the prompts in eager mode."""
     from transformers import DynamicCache
 
@@ -58,7 +60,7 @@ def generate(workload: Generation) -> Callable[[], Call]:
     )
 
 
-def generate_compiled(workload: Generation) -> Callable[[], Call]:
+def generate_compiled(workload: GenerationWork) -> Callable[[], Call]:
     """Returns a call that continues the prompts under `torch.compile`, with the fastest experts in decoding.
 
     The prefill computes experts as transformers does by default: "batched_mm" would copy the matrices of an
@@ -70,19 +72,21 @@ def generate_compiled(workload: Generation) -> Callable[[], Call]:
     def seconds(program: Callable[[], Call]) -> float:
         return min(program().seconds["decode"] for _ in range(TRIALS))
 
+    # The other program stays in memory, but only the returned one runs from here on.
     return min(programs, key=seconds)
 
 
-def _compiled(workload: Generation, experts: str) -> Any:
+def _compiled(workload: GenerationWork, experts: str) -> Any:
     import torch
 
     model = _network(workload.folder)
     model.set_experts_implementation(experts)
+    # As the documentation of transformers compiles a model for generation.
     model.forward = torch.compile(model.forward)
     return model
 
 
-def _with_static_cache(workload: Generation, prefill: Any, experts: str) -> Callable[[], Call]:
+def _with_static_cache(workload: GenerationWork, prefill: Any, experts: str) -> Callable[[], Call]:
     """Returns a compiled program after the calls that compile it."""
     import torch
     from transformers import StaticCache
@@ -105,7 +109,7 @@ def _with_static_cache(workload: Generation, prefill: Any, experts: str) -> Call
 
 
 def _generate(
-    prefill: Any, decode: Any, make_cache: Callable[[], Any], workload: Generation, setting: str
+    prefill: Any, decode: Any, make_cache: Callable[[], Any], workload: GenerationWork, setting: str
 ) -> Call:
     """Continues the prompts greedily: one model reads them, another with the same weights continues."""
     import torch
@@ -115,11 +119,13 @@ def _generate(
     with torch.no_grad():
         cache, new = make_cache(), prompts
         for number in range(workload.new):
+            # The positions are given, because a static cache has its length as a tensor.
             first = 0 if number == 0 else workload.prompt + number - 1
             positions = torch.arange(first, first + new.shape[1])[None]
             options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
             out = (decode if number else prefill)(input_ids=new, position_ids=positions, **options)
             logits.append(out.logits[:, -1])
+            # Greedy, as on our side: draws of two libraries would differ, and so would the texts.
             new = logits[-1].argmax(dim=-1, keepdim=True)
             tokens.append(new)
             if number == 0:

@@ -26,7 +26,7 @@ EXECUTION = ExecutionConfig(dtype="float32")
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class TrainingWork:
     """Train steps on one batch.
 
     Attributes:
@@ -48,7 +48,7 @@ class Training:
 
 
 @dataclasses.dataclass(frozen=True)
-class Generation:
+class GenerationWork:
     """Prompts that are continued greedily.
 
     Attributes:
