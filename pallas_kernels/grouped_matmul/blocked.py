@@ -65,7 +65,8 @@ def block_sizes(num_rows: int, few_rows: int = FEW_ROWS, *, in_place: bool = Fal
     """
     are_few = num_rows <= few_rows
     largest = min(ROWS_IN_PLACE if are_few else BLOCK_ROWS, num_rows)
-    if are_few and in_place:
+    # Only as few rows as decoding has: a small training step keeps its blocks, and with them its bits.
+    if num_rows <= ROWS_IN_PLACE and in_place:
         return (largest, *(2**n for n in range(num_rows.bit_length()) if 2**n < largest), largest)
     rounding = ROWS_IN_PLACE // 2 if are_few else ROUNDING
     return (largest, *range(rounding, largest, rounding), largest)
