@@ -48,8 +48,9 @@ def _forget_compiled_functions():
 
 
 LONGEST_FIRST = (
-    "train/test_step.py", "runs/test_run.py", "train/test_tiny_with_kernels.py", "model/test_properties.py",
-    "multidevice/test_multidevice.py", "notebooks/test_notebooks.py", "rocm/test_train_step.py",
+    "multidevice/test_multidevice.py", "runs/test_run.py", "multiprocess/test_runs.py",
+    "multidevice/test_shared_sequences.py", "train/test_step.py", "model/test_properties.py",
+    "notebooks/test_notebooks.py", "rocm/test_train_step.py",
     "kernels/test_gfx942_cca.py", "model/test_kernels_in_the_network.py",
     "multidevice/test_reading_of_runs.py",
     "tests/test_golden_loss.py", "rocm/test_kernel_resources.py", "engine/test_generate.py",

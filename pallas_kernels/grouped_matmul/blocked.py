@@ -54,35 +54,19 @@ class _Blocks:
         return ((row >= self.first[i]) & (row < self.end[i]))[:, None]
 
 
-def block_sizes(num_rows: int, few_rows: int = FEW_ROWS, *, in_place: bool = False) -> tuple[int, ...]:
-    """Returns the rows of a block for each loop: over whole blocks first, then over last blocks.
-
-    Args:
-      num_rows: number of rows of all groups.
-      few_rows: number of rows up to which blocks have at most `ROWS_IN_PLACE` rows.
-      in_place: whether few rows are multiplied by `product_in_place`, whose time depends on the rows of a
-        block even if they are masked. Decoding 8 tokens, most groups have one row or two.
-    """
+def block_sizes(num_rows: int, few_rows: int = FEW_ROWS) -> tuple[int, ...]:
+    """Returns the rows of a block for each loop: over whole blocks first, then over last blocks."""
     are_few = num_rows <= few_rows
     largest = min(ROWS_IN_PLACE if are_few else BLOCK_ROWS, num_rows)
-    # Only as few rows as decoding has: a small training step keeps its blocks, and with them its bits.
-    if num_rows <= ROWS_IN_PLACE and in_place:
-        return (largest, *(2**n for n in range(num_rows.bit_length()) if 2**n < largest), largest)
     rounding = ROWS_IN_PLACE // 2 if are_few else ROUNDING
     return (largest, *range(rounding, largest, rounding), largest)
 
 
-def _cut(group_sizes_E: jax.Array, num_rows: int, sizes: tuple[int, ...]) -> Iterator[_Blocks]:
-    """Yields the blocks of all groups by size: first the last block of each group, then the whole blocks.
-
-    Args:
-      group_sizes_E: number of rows of each group.
-      num_rows: number of rows of all groups.
-      sizes: rows of a block, from `block_sizes`.
-    """
+def _cut(group_sizes_E: jax.Array, num_rows: int, few_rows: int = FEW_ROWS) -> Iterator[_Blocks]:
+    """Yields the blocks of all groups by size: first the last block of each group, then the whole blocks."""
     if num_rows == 0:
         return
-    largest, *last_sizes = sizes
+    largest, *last_sizes = block_sizes(num_rows, few_rows)
     end_E = jnp.cumsum(group_sizes_E)
     whole_E = jnp.maximum(group_sizes_E - 1, 0) // largest  # number of blocks before the last one
     rest_E = group_sizes_E - whole_E * largest
@@ -135,9 +119,7 @@ def product_of_blocks(
     """
     out = jax.eval_shape(multiply, rows_PX, stack_MDF, first_matrix)
     out_PY = _zeros(out.shape, out.dtype, rows_PX)
-    num_rows = rows_PX.shape[0]
-    sizes = block_sizes(num_rows, few_rows, in_place=multiply is product_in_place)
-    for blocks in _cut(group_sizes_E, num_rows, sizes):
+    for blocks in _cut(group_sizes_E, rows_PX.shape[0], few_rows):
 
         def step(i, out_PY, blocks=blocks):
             rows = lax.dynamic_slice_in_dim(rows_PX, blocks.start[i], blocks.size)
@@ -188,7 +170,7 @@ def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Ar
     num_rows, width = rows_PD.shape
     shape = group_sizes_E.shape[0], width, grad_PF.shape[1]
     sums = _zeros(rows_PD.shape, grad_PF.dtype, grad_PF), _zeros(shape, rows_PD.dtype, grad_PF)
-    for blocks in _cut(group_sizes_E, num_rows, block_sizes(num_rows)):
+    for blocks in _cut(group_sizes_E, num_rows):
 
         def step(i, sums, blocks=blocks):
             grad_rows_PD, sums_EDF = sums

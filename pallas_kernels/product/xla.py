@@ -47,23 +47,13 @@ ROWS_IN_PLACE = 8
 """Largest number of rows that are multiplied in place: a matrix of 512 x 1,024 took 82 us for one row, 102
 for 4 and 144 for 8, while a copy and a product took 207 to 246 (2 cores of an Intel Xeon at 2.6 GHz, 64
 matrices in turn)."""
-FEW_STREAMS = 8
-"""Number of parts of a matrix that several rows read at once. Parts start at multiples of a power of two, so
-that the same part of a cache holds them all, and each further row finds them there only if there are no more
-than its ways, 8 in AMD's first and second level: 8 rows and a matrix of 512 x 1,024 took 241 us with 8 parts
-and 366 with 16 on one core, and one row 84 with either."""
 MIN_ENTRIES_IN_PLACE = 2**14
 """Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
 slower for 64 x 64."""
 
 
 def product_in_place(
-    x: jax.Array,
-    stack: jax.Array,
-    number: jax.Array | int,
-    *,
-    dtype: Any = None,
-    streams: int = FUSED_READERS + 1,
+    x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtype: Any = None
 ) -> jax.Array:
     """Computes `x @ stack[number]` for so few rows that reading the matrix dominates.
 
@@ -75,7 +65,6 @@ def product_in_place(
       stack: matrices, [M, *A, D, F].
       number: index of the matrix in the stack.
       dtype: dtype of the product; None for that of the operands. On CPUs sums are float32.
-      streams: largest number of parts of a matrix that a loop reads at once. It changes the order of sums.
 
     Returns:
       Products, [*A, P, F].
@@ -96,19 +85,19 @@ def product_in_place(
             sums = sum(jnp.split(sums, count, axis=-3))
         return sums[..., 0, :, :].astype(dtype)
 
-    stages = _stages(stack.shape[-2], streams)
+    stages = _stages(stack.shape[-2])
     is_large = math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE
     cpu = not_inlined(in_place) if stages and is_large else product
     return lax.platform_dependent(x, stack, jnp.asarray(number), cpu=cpu, default=product)
 
 
-def _stages(num_rows: int, streams: int) -> list[int]:
+def _stages(num_rows: int) -> list[int]:
     """Returns the number of row blocks that each loop adds up; XLA's reductions are slow for few rows.
 
     The first loop, which reads the matrix, leaves so many rows that XLA does not fuse it into the next one.
     Empty if the number of rows cannot be split like this.
     """
-    stages = [min(streams, num_rows // (FUSED_READERS + 1))]
+    stages = [min(FUSED_READERS + 1, num_rows // (FUSED_READERS + 1))]
     while stages[-1] and num_rows % stages[-1] == 0:
         num_rows //= stages[-1]
         if num_rows <= 64:
@@ -133,8 +122,7 @@ def product_xla(
 ) -> jax.Array:
     """Computes `x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one."""
     if stack is not None and number is not None and x.shape[-2] <= ROWS_IN_PLACE:
-        streams = FUSED_READERS + 1 if x.shape[-2] == 1 else FEW_STREAMS
-        return product_in_place(x, stack, number, dtype=dtype, streams=streams)
+        return product_in_place(x, stack, number, dtype=dtype)
     return matmul(x, kernel, dtype=dtype)
 
 

@@ -209,7 +209,13 @@ def test_the_scan_is_a_loop_over_layers():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "scan_layers"),
-    [("layer", True), ("products", True), ("group", True), ("none", False), ("group", False)],
+    [
+        ("products", True),
+        ("group", True),
+        ("none", False),
+        pytest.param("layer", True, marks=pytest.mark.campaign),
+        pytest.param("group", False, marks=pytest.mark.campaign),
+    ],
 )
 def test_neither_remat_nor_unrolling_changes_a_value(remat, scan_layers):
     even = dataclasses.replace(SLIDING, num_hidden_layers=4)  # two groups of two

@@ -65,7 +65,7 @@ def test_devices_that_share_experts_train_as_those_that_do_not():
         assert all(error < 1e-5 for error in actual.values()), actual
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_resumes_with_shared_and_unshared_experts():
     actual = program("across_nodes")
     assert all(error < 1e-5 for error in actual.values()), actual
@@ -86,7 +86,7 @@ def test_adapters_of_shared_experts_train_as_those_of_plain_ones():
     assert actual["shared"] < max(1e-5, 3 * actual["plain"]), actual
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_eight_devices_train_adapters_as_one():
     """Each has an eighth of the frozen weights, which do not change; only trained weights are summed."""
     actual = program("adapters")

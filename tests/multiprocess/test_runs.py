@@ -126,7 +126,7 @@ def test_an_error_of_all_processes_is_printed_once(corpus, tmp_path):
     assert "Traceback" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_diverged_device_is_named_before_a_save(corpus, undisturbed, tmp_path, monkeypatch):
     """A bit of the first device of the second process is flipped; the run resumes from an earlier step."""
     folder = tmp_path / "run"

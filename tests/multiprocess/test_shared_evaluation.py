@@ -16,6 +16,7 @@ LAUNCH = (
 )
 
 
+@pytest.mark.campaign
 def test_scores_and_texts_do_not_depend_on_the_devices(tmp_path):
     out = tmp_path / "out.json"
     with answered.all_devices() as workers:

@@ -24,8 +24,9 @@ MIN_FIGURES = {
 NEEDS = {"convert.py": ("torch", "transformers")}
 CELL_TIMEOUT_S = 300
 CAMPAIGN_TIMEOUTS_S = {
-    "cca.py": 300, "chat.py": 300, "context_extension.py": 600, "first_run.py": 900, "markovian_rsa.py": 600,
-    "muon_adamw.py": 600, "needle.py": 3600, "router_dynamics.py": 600, "your_own.py": 300,
+    "cca.py": 300, "chat.py": 300, "convert.py": 300, "context_extension.py": 600, "first_run.py": 900,
+    "markovian_rsa.py": 600, "muon_adamw.py": 600, "needle.py": 3600, "router_dynamics.py": 600,
+    "your_own.py": 300,
 }  # fmt: skip
 """Timeouts in seconds of the notebooks that train for longest, which only run in campaigns."""
 EXECUTED = "ZAYA_EXECUTED_NOTEBOOKS"

@@ -117,6 +117,7 @@ def compiled_in_nodes():
     )
 
 
+@pytest.mark.campaign
 def test_messages_of_shared_experts_use_the_shortest_links():
     """Within the node, or between GPUs with equal numbers; only counts and norms are exchanged among all at
     once.

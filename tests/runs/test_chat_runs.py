@@ -135,7 +135,7 @@ def answered(run_folder, asked):
     return [question for question, text, e in zip(asked, texts, expected, strict=True) if text == e]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_memorizes_chats(tmp_path, capsys):
     asked = build_chats(tmp_path / "chats", 8, length=64)
     values = small_values(run_folder=str(tmp_path / "run"), corpus=str(tmp_path / "chats/corpus"))

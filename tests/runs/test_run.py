@@ -330,7 +330,7 @@ def test_phases_and_batch_ramp_are_trained(undisturbed_phases):
 # At step 9 the checkpoint of step 8 is being written, and that of step 4 is complete, because Orbax writes
 # one at a time: the run resumes in the ramp, from 4 or 8. At step 17 it resumes from 12, the boundary, or
 # from 16.
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_killed_in_its_ramp_and_after_a_phase_resumes(
     undisturbed_phases, other_corpus, compile_cache, tmp_path, capsys
 ):

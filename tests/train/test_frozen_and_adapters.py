@@ -95,7 +95,7 @@ def is_frozen(path):
     return path.startswith(gone) or path.endswith("norm/scale")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_step_drops_the_updates_of_frozen_weights_and_no_other():
     (full, full_metrics), (state, metrics) = after_one_step(FULL), after_one_step(FROZEN)
     before, dropped = by_path(initial(FULL).params), 0

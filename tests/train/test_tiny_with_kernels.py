@@ -68,7 +68,7 @@ def curve(implementation):
     return np.array(losses), np.array(counts)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_ten_steps_have_the_same_losses():
     """Gradients differ by the rounding of sums, about 1e-7 of their norm.
 

@@ -229,25 +229,11 @@ def embed(weights: Mapping, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D
     return (look_up(weights["table"], tokens_BT) + weights["bias"]) * weights["scale"]
 
 
-def head(
-    config: ModelConfig,
-    params: Mapping,
-    x_BTD: Float[Array, "B T D"],
-    kernel_DV: Float[Array, "D V"] | None = None,
-) -> Float[Array, "B T V"]:
-    """Computes the logits of the tied head in float32.
-
-    Args:
-      config: architecture.
-      params: weights.
-      x_BTD: final hidden states.
-      kernel_DV: transposed embedding table, if it is stored.
-    """
+def head(config: ModelConfig, params: Mapping, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+    """Computes the logits of the tied head in float32."""
     # float32: with 262,272 logits rounded to 8 bits, many tokens would have equal probabilities.
     table_VD = params["embedding"]["table"]
-    if kernel_DV is not None:
-        logits_BTV = einsum("btd,dv->btv", x_BTD, kernel_DV.astype(x_BTD.dtype), dtype=jnp.float32)
-    elif isinstance(table_VD, QuantizedTable):
+    if isinstance(table_VD, QuantizedTable):
         logits_BTV = product_with_rows(x_BTD, table_VD)
     else:
         logits_BTV = einsum("btd,vd->btv", x_BTD, table_VD.astype(x_BTD.dtype), dtype=jnp.float32)

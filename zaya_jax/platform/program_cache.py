@@ -8,7 +8,6 @@ that differ from their recorded hashes, and at the end it records the hashes of 
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import pathlib
@@ -78,7 +77,8 @@ def _machine_kind() -> str:
     lines = [line for line in about.splitlines() if line.startswith(("flags", "Features", "model"))]
     # XLA has a thread for each of these cores, unless NPROC gives their number.
     threads = str(len(os.sched_getaffinity(0))), os.environ.get("NPROC", "")
-    return hashlib.sha256("\n".join([platform.machine(), *lines, *threads]).encode()).hexdigest()[:12]
+    description = "\n".join([platform.machine(), *lines, *threads])
+    return xxhash.xxh3_128_hexdigest(description.encode())[:12]
 
 
 def _open(folder: pathlib.Path) -> int | None:

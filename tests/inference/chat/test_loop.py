@@ -207,7 +207,7 @@ class Terminal:
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
         )
         os.close(slave)
-        self.seen = ""
+        self.seen, self.presses = "", 0
 
     def wait_for(self, text, *, seconds=60.0):
         """Reads until a text appears after all earlier ones."""
@@ -223,6 +223,17 @@ class Terminal:
         """Waits until there was no output for a second: a key pressed too early is lost."""
         while select.select([self._master], [], [], 1.0)[0]:
             self.seen += os.read(self._master, 4096).decode(errors="replace")
+
+    def press_until(self, key, text):
+        """Presses a key again every few seconds until a text appears: one that comes too early is lost."""
+        while True:
+            self.type(key)
+            try:
+                self.wait_for(text, seconds=5.0)
+                return
+            except AssertionError:
+                self.presses += 1
+                assert self.presses < 12, f"no {text!r} in {self.seen!r}"
 
     def type(self, text):
         os.write(self._master, text.encode())
@@ -252,8 +263,7 @@ def test_a_chat_at_a_terminal(run_folder):
         # A second Ctrl-C before the next prompt would count as part of the first.
         terminal.wait_for("> ")
         terminal.settle()
-        terminal.type("\x03")
-        terminal.wait_for("(/quit or Ctrl-D ends the chat)")
+        terminal.press_until("\x03", "(/quit or Ctrl-D ends the chat)")
         terminal.settle()
         terminal.type("/udno\n")
         terminal.wait_for('did you mean "/undo"?')

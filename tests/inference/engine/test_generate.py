@@ -10,14 +10,7 @@ import pytest
 from small_models import EXECUTION, SLIDING, SMALL
 
 from zaya_jax.inference.engine.cache_rows import make_cache
-from zaya_jax.inference.engine.decoder import (
-    HEAD,
-    DecodeRows,
-    PromptChunk,
-    cast_matrices,
-    decode_steps,
-    prefill_chunk,
-)
+from zaya_jax.inference.engine.decoder import DecodeRows, PromptChunk, decode_steps, prefill_chunk
 from zaya_jax.inference.engine.generate import generate, generate_in_chunks, stream
 from zaya_jax.inference.engine.sampling import row_sampling
 from zaya_jax.inference.engine.sampling_params import SamplingParams, as_token_ids
@@ -139,15 +132,6 @@ def test_prefill_memory_is_not_quadratic():
         # Scores of one head at one byte each would already be more, and there are four heads of four bytes.
         assert actual[time] < time**2
     assert actual[4096] < 2.5 * actual[2048]
-
-
-def test_on_cpus_the_head_reads_a_transposed_table():
-    model, variables = load(SMALL)
-    prepared = cast_matrices(model, variables)
-    again = cast_matrices(model, prepared)
-    assert again[HEAD]["kernel_DV"] is prepared[HEAD]["kernel_DV"]
-    table_VD = variables["params"]["embedding"]["table"]
-    np.testing.assert_array_equal(prepared[HEAD]["kernel_DV"], np.transpose(table_VD))
 
 
 def test_one_new_token():

@@ -123,6 +123,7 @@ def test_each_bit_of_an_array_changes_its_checksum():
                 assert int(checksum_of(flipped)) != expected
 
 
+@pytest.mark.campaign
 def test_the_step_is_compiled_once_while_the_state_is_read(corpus, tmp_path):
     """In another thread, while the main thread restores the state."""
     config = config_of(tmp_path / "run", corpus)

@@ -81,6 +81,7 @@ def _sections(
     *,
     with_compiled: bool,
 ) -> Iterator[list[PairedSpeed]]:
+    # A generator: the table of a part is printed before the next one compiles for minutes.
     parts = options.parts or PARTS
     if "train" in parts:
         work = TrainingWork(network)

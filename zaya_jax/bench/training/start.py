@@ -96,6 +96,7 @@ def measure(checkouts: Mapping[str, pathlib.Path], rounds: int) -> list[Starts]:
 
 
 def _checkouts(base: str | None) -> dict[str, pathlib.Path]:
+    # The folder that contains the package, whichever checkout or environment this is.
     here = pathlib.Path(__file__).resolve().parents[3]
     if base is None:
         return {"this": here}

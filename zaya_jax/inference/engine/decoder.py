@@ -83,15 +83,8 @@ class DecodedSteps:
     """Router probability of that class."""
 
 
-HEAD = "head"
-"""Collection of the transposed embedding table, in variables for decoding on CPUs."""
-
-
 def cast_matrices(model: Zaya, variables: Mapping) -> dict:
     """Casts matrices to the compute dtype once, instead of at every token. Quantized ones stay as they are.
-
-    On CPUs it also stores the embedding table transposed, as the kernel of the head: XLA packs the rows of a
-    table for each product, and a product of 8 rows with 8,192 x 512 takes 4.6 ms of a core instead of 1.8.
 
     It is not compiled: a compiled function would copy what has that dtype already.
     """
@@ -102,19 +95,7 @@ def cast_matrices(model: Zaya, variables: Mapping) -> dict:
         return value.astype(dtype) if weight.std is not None and is_dense else value
 
     params = map_weights(cast, declare(model.config), variables["params"])
-    return {**variables, "params": params, **_transposed_head(variables, params["embedding"]["table"])}
-
-
-def _transposed_head(variables: Mapping, table_VD: Any) -> dict:
-    """Returns the collection `HEAD`; nothing if it is stored already, or the platform reads rows as fast."""
-    if HEAD in variables or isinstance(table_VD, QuantizedTable) or _platform(table_VD) != "cpu":
-        return {}
-    return {HEAD: {"kernel_DV": table_VD.T}}
-
-
-def _platform(array: jax.Array | np.ndarray) -> str:
-    # NumPy weights go to the default device.
-    return next(iter(array.devices())).platform if isinstance(array, jax.Array) else jax.default_backend()
+    return {**variables, "params": params}
 
 
 def pad_end_tokens(end_tokens: Sequence[Sequence[int]]) -> np.ndarray:
@@ -324,8 +305,7 @@ def _sample(
     with_details: bool,
 ) -> tuple[SampledTokens, Float[Array, "B V"]]:
     """Samples a token of each row from its final hidden state; returns also the logits."""
-    kernel_DV = variables[HEAD]["kernel_DV"] if HEAD in variables else None
-    logits_BV = head(model.config, variables["params"], x_BD[:, None], kernel_DV)[:, 0]
+    logits_BV = head(model.config, variables["params"], x_BD[:, None])[:, 0]
     token_B = sample(logits_BV, sampling)
     # Always computed: one more pass over the logits is little next to the head's product.
     total_B = jax.nn.logsumexp(logits_BV, axis=-1)
