@@ -44,7 +44,7 @@ class Replay:
 
     @property
     def end(self) -> int:
-        """Last step to repeat."""
+        """Number of the last step that the replay repeats."""
         return self.start.step + self.num_steps
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ class PairedSpeed:
 
     @property
     def ratio(self) -> float:
-        """Median of the ratios."""
+        """Median over the rounds of our speed relative to this program's."""
         return float(np.median(self.ratios))
 
 

@@ -78,7 +78,7 @@ class PeerConnection:
         self.socket, self.lines = connected, connected.makefile("rb")
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the reader first and then the socket, which both hold the connection open."""
         self.lines.close()
         self.socket.close()
 

@@ -75,7 +75,7 @@ class Assembly:
     num_messages: int = 0
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes the connections with the parent and all children."""
         for connection in self.connections.values():
             connection.close()
 

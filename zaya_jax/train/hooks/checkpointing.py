@@ -73,7 +73,7 @@ class Checkpointing(Hook):
         self._lock = lock
 
     def on_start(self, context: StepContext) -> None:
-        """Opens the checkpoint folder."""
+        """Opens the run's checkpoints, with its retention and its schedule of saves."""
         config = context.config
         # Read when a step has been written, by then with the loss of the step itself.
         losses = functools.partial(held_out_losses, config.run_folder)

@@ -103,7 +103,7 @@ class StepContext:
 
     @property
     def phase_config(self) -> Config:
-        """Config of the phase."""
+        """Config of the run with the overrides of the current phase."""
         return self.range.phase.config
 
     @property
