@@ -54,12 +54,12 @@ def new_token(request, number, token):
 class FakeHandle:
     request: object
     on_event: object
+    tokens: list
     num_cached: int = 0
     is_cancelled: bool = False
     num_written: int = 0
 
     def __post_init__(self):
-        self.tokens = tokens_of(self.request)
         self.num_cached = min(2, len(self.request.prompt) - 1)
 
     def cancel(self):
@@ -77,13 +77,16 @@ class FakeEngine:
         self.changed = threading.Condition()
         self.ended = False
 
+    def tokens_of(self, request):
+        return tokens_of(request)
+
     def submit(self, request, on_event):
         with self.changed:
             if self.ended:
                 raise RuntimeError("the engine has ended")
             if len(self.waiting) >= self.max_waiting:
                 raise QueueFull(f"{len(self.waiting)} requests wait already")
-            ticket = FakeHandle(request, on_event)
+            ticket = FakeHandle(request, on_event, self.tokens_of(request))
             self.waiting.append(ticket)
             self.changed.notify_all()
         return ticket
