@@ -20,7 +20,7 @@ GOLDEN = pathlib.Path(__file__).parent / "main_loops.json"
 
 
 @functools.cache
-def reports(dtype="bfloat16"):
+def reports(dtype):
     return compile_kernels(MI300X, dtype=dtype)
 
 
@@ -31,7 +31,7 @@ def main_loops():
             **(dataclasses.asdict(report.kernel.loop) if report.kernel.loop else {}),
             "waves": report.kernel.waves_per_simd(MI300X),
         }
-        for report in reports()
+        for report in reports("bfloat16")
     }
 
 
