@@ -57,10 +57,26 @@ def describe_devices(cluster: Cluster) -> list[Any]:
 def make_devices(cluster: Cluster, folder: pathlib.Path) -> list[Any]:
     """Returns abstract devices, and registers the plugin unless a real ROCm backend exists."""
     try:
-        return describe_devices(cluster)
+        devices = describe_devices(cluster)
     except NotImplementedError:  # raised by jax for an unregistered platform
         register(find_plugin(), folder)
-        return describe_devices(cluster)
+        devices = describe_devices(cluster)
+    _tell_architecture(devices[0].device_kind, cluster.device.need_core().architecture)
+    return devices
+
+
+def _tell_architecture(device_kind: str, architecture: str) -> None:
+    """Tells Pallas the architecture of a described GPU.
+
+    Since jax 0.11 Pallas asks an AMD GPU for its architecture, but a described one has only the name of the
+    product. XLA selects kernels by that name, so the description keeps it.
+    """
+    try:
+        from jax._src.pallas.triton import gpu_info  # pyright: ignore[reportAttributeAccessIssue] (no public API)
+    except ImportError:  # before jax 0.11, where Pallas needs no architecture
+        return
+    info = gpu_info.GpuInfo(gpu_version=None, arch_name=architecture, compute_capability=0)
+    gpu_info.registry.setdefault(device_kind, lambda: info)
 
 
 def compile_job(job: Job, folder: pathlib.Path) -> dict[str, Any]:
