@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cross_entropy import triton
 from pallas_kernels.cross_entropy.triton import Blocks
-from pallas_kernels.cross_entropy.xla import gradients_by_chunk, scale_gradients
+from pallas_kernels.cross_entropy.xla import gradients_by_chunk, scale_gradients, weighted_loss
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
@@ -34,7 +34,7 @@ def cross_entropy_mixed(
     """
     del chunk  # without gradients, nothing of the size of the vocabulary is stored
     logsumexp_P, target_P = triton.forward(hidden_PD, table_VD, bias_V, targets_P, blocks)
-    return _weighted_loss(logsumexp_P, target_P, weights_P, z_loss), logsumexp_P
+    return weighted_loss(logsumexp_P, target_P, weights_P, z_loss), logsumexp_P
 
 
 def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk, blocks):
@@ -44,7 +44,7 @@ def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk, b
         exponentials_ZV, top_KZ, total_KZ = triton.block_probabilities(hidden_ZD, table_VD, bias_V, blocks)
         logsumexp_Z = triton.logsumexp_of_blocks(top_KZ, total_KZ)
         target_Z = triton.target_logits(hidden_ZD, table_VD, bias_V, targets_Z)
-        loss = _weighted_loss(logsumexp_Z, target_Z, weights_Z, z_loss)
+        loss = weighted_loss(logsumexp_Z, target_Z, weights_Z, z_loss)
         # Derivative of the logsumexp plus the z-loss ([PaLM] section 5), without the softmax.
         pull_Z = weights_Z * (1 + 2 * z_loss * logsumexp_Z)
         factor_KZ = jnp.exp(top_KZ - logsumexp_Z) * pull_Z
@@ -65,12 +65,3 @@ def _backward(z_loss, chunk, blocks, gradients, grads) -> Any:
 
 
 cross_entropy_mixed.defvjp(_forward, _backward)
-
-
-def _weighted_loss(
-    logsumexp_P: jax.Array, target_P: jax.Array, weights_P: jax.Array, z_loss: float
-) -> jax.Array:
-    losses_P = logsumexp_P - target_P
-    if z_loss:  # 0 times the square of a logit of 1e20, which is infinite, would be NaN
-        losses_P = losses_P + z_loss * jnp.square(logsumexp_P)
-    return jnp.sum(losses_P * weights_P)

@@ -122,10 +122,17 @@ def _loss(
     is_token_Z = (targets_Z >= 0) & (targets_Z < logits_ZV.shape[1])
     target_Z1 = jnp.where(is_token_Z, targets_Z, 0)[:, None]
     target_logit_Z = jnp.where(is_token_Z, jnp.take_along_axis(logits_ZV, target_Z1, axis=-1)[:, 0], 0)
+    return weighted_loss(logsumexp_Z, target_logit_Z, weights_Z, z_loss), logsumexp_Z
+
+
+def weighted_loss(
+    logsumexp_Z: jax.Array, target_logit_Z: jax.Array, weights_Z: jax.Array, z_loss: float
+) -> jax.Array:
+    """Returns the weighted sum of the losses of rows, with the z-loss."""
     losses_Z = logsumexp_Z - target_logit_Z
     if z_loss:  # 0 times the square of a logit of 1e20, which is infinite, would be NaN
         losses_Z = losses_Z + z_loss * jnp.square(logsumexp_Z)
-    return jnp.sum(losses_Z * weights_Z), logsumexp_Z
+    return jnp.sum(losses_Z * weights_Z)
 
 
 def logsumexp_in_one_pass(logits_ZV: jax.Array) -> jax.Array:

@@ -63,15 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, overrides = _parser().parse_with_fields(argv)
     check_at_least(options, devices=1)
     config = load_config(options.config, overrides)
-    if options.devices is not None and not options.dry_run:
-        raise UserError("--devices goes with --dry-run; a run uses all devices that it finds")
     if options.dry_run:
-        from zaya_jax.plan.dry_run import print_dry_run  # only a dry run needs it
-
-        # A dry run builds nothing: without its corpus, a run has the steps of its config.
-        config = with_schedule(config) if pathlib.Path(config.data.corpus).is_dir() else config
-        print_dry_run(config, devices=options.devices)
+        _print_dry_run(config, options.devices)
         return
+    if options.devices is not None:
+        raise UserError("--devices goes with --dry-run; a run uses all devices that it finds")
     # Before JAX is first used, because threads choose their arena of memory when they start.
     reuse_host_memory()
     group = find_process_group(
@@ -118,6 +114,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"saved at step {stopped.step}; run the same command again to resume")
     if stopped is not None:
         sys.exit(stopped.exit_code)
+
+
+def _print_dry_run(config: Config, devices: int | None) -> None:
+    from zaya_jax.plan.dry_run import print_dry_run  # only a dry run needs it
+
+    # A dry run builds nothing: without its corpus, a run has the steps of its config.
+    config = with_schedule(config) if pathlib.Path(config.data.corpus).is_dir() else config
+    print_dry_run(config, devices=devices)
 
 
 class EndOfStart(Hook):
