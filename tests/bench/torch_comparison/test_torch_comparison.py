@@ -1,5 +1,6 @@
 """Agreement, ratios, bounds and table of `zaya bench torch`; both sides run at sizes that take seconds."""
 
+import contextlib
 import json
 
 import jax
@@ -41,6 +42,18 @@ def test_other_outputs_are_an_error(wrong):
     calls = {name: Call({}, {"loss": np.array([1.0, x])}) for name, x in (("ours", 1.0), ("other", wrong))}
     with pytest.raises(RuntimeError, match='loss of "other" differ from ours by'):
         speeds.check_agreement(calls)
+
+
+@pytest.mark.parametrize(("num_different", "agrees"), [(0, True), (1, True), (4, False)])
+def test_a_few_tokens_may_have_another_expert(num_different, agrees):
+    ours, theirs = (Call({}, {"log-probabilities": np.zeros((20, 10))}) for _ in range(2))
+    theirs.outputs["log-probabilities"].flat[:num_different] = 0.01
+    with (
+        contextlib.nullcontext()
+        if agrees
+        else pytest.raises(RuntimeError, match=r"differ from ours by 0\.01")
+    ):
+        speeds.check_agreement({"ours": ours, "transformers": theirs})
 
 
 def test_a_step_reads_the_experts_that_it_meets():

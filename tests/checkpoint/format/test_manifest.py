@@ -1,5 +1,6 @@
 """Any change of any file of a checkpoint is detected, and an older step is used instead."""
 
+import json
 import os
 import pathlib
 import random
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from zaya_jax.checkpoint import Checkpoints, Retention, damage_of, newest_step
+from zaya_jax.checkpoint.format.manifest import manifest_text
 
 STATE = {
     "weights": {"params": {"layers": {"up": np.arange(24.0).reshape(2, 3, 4)}, "table": np.ones((7, 5))}},
@@ -47,6 +49,13 @@ def flips(content: bytes, count: int, seed: int):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         yield bytes(flipped)
+
+
+@pytest.mark.parametrize("names", [(), ("a",), ("b/c", 'q"},\n   {"', "ä\\n", "line\nbreak", ", ")])
+def test_a_manifest_is_json_with_an_indent(names):
+    """The bytes of a manifest are part of the format: its hash identifies a checkpoint."""
+    files = {name: {"bytes": number, "xxh3_128": f"{number:032x}"} for number, name in enumerate(names)}
+    assert manifest_text(7, files) == json.dumps({"step": 7, "files": files}, indent=1) + "\n"
 
 
 def test_intact_checkpoints_have_no_damage(saved):

@@ -50,8 +50,22 @@ def commit(folder: pathlib.Path, step: int, files: Files) -> None:
     """Writes manifest and commit marker of a step whose files are synced. No file may be added later."""
     # Sorted, so that copies of a checkpoint have equal manifests and equal hashes.
     files = dict(sorted(files.items()))
-    durable.write(folder / MANIFEST, json.dumps({"step": step, "files": files}, indent=1) + "\n")
+    durable.write(folder / MANIFEST, manifest_text(step, files))
     durable.write(folder / COMMITTED, _marker(folder))
+
+
+def manifest_text(step: int, files: Files) -> str:
+    """Returns a manifest: JSON with an indent of one space."""
+    if not files:
+        return json.dumps({"step": step, "files": files}, indent=1) + "\n"
+    # With an indent, Python does not use its encoder in C, and takes thrice as long. JSON escapes line breaks
+    # in strings, so that they separate names.
+    names = json.dumps(list(files), separators=("\n", ": "))[1:-1].split("\n")
+    lines = ",\n".join(
+        f'  {name}: {{\n   "bytes": {each["bytes"]},\n   "xxh3_128": "{each["xxh3_128"]}"\n  }}'
+        for name, each in zip(names, files.values(), strict=True)
+    )
+    return f'{{\n "step": {step},\n "files": {{\n{lines}\n }}\n}}\n'
 
 
 def sync_and_describe(folder: pathlib.Path, names: Iterable[str]) -> Files:
