@@ -18,11 +18,11 @@ import pathlib
 import platform
 import shutil
 
-FLAGS = "--xla_backend_optimization_level=0"
+FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jax").startswith("0.10."):  # later versions reject unknown flags
-    FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    FLAGS += " --xla_cpu_use_fusion_emitters=false"
 """No LLVM passes, and XLA's older emitter of fused loops, which skips MLIR: a train step compiles in 4 s of
-CPU time, with the first flag alone in 9 s, with neither in 17 s. In one part: 32 parts, by default, are for
+CPU time, with the first flag alone in 9 s, with neither in 17 s. In one part: 32 parts, the default, are for
 idle cores, and take a sixth more CPU time."""
 
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
