@@ -136,7 +136,7 @@ def start(ranks, *, config=SLIDING, max_length=64, time=16):
         variables = jax.device_put(variables, replicated(context_mesh(ranks)))
     tokens_BT = jnp.asarray(np.array(prompts(time, time), np.int32))
     zero = jnp.zeros((), jnp.int32)
-    chunk = PromptChunk(tokens_BT, jnp.ones_like(tokens_BT), zero, zero, jnp.asarray(True))
+    chunk = PromptChunk(tokens_BT, jnp.ones_like(tokens_BT), jnp.arange(2), zero, jnp.asarray(True))
     cache = make_cache(model, variables, 2, max_length, padding="left", context_devices=ranks)
     cache, first, _ = prefill_chunk(model, variables, cache, chunk, GREEDY)
     ends_BJ = jnp.full((2, 8), -1, jnp.int32)

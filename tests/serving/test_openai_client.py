@@ -49,9 +49,9 @@ def client(run_folder):
         assert all(line.startswith("[") for line in progress), progress  # no traceback, no warning
         output = "".join(progress)
         assert "weights of step 1 are loaded" in output
-        assert "compiling program 1 of 7: prefill of a chunk" in output
-        assert "compiling program 5 of 7: sampling of 3 rows with masks" in output
-        assert progress[-1].endswith("all 7 programs are compiled\n")
+        assert "compiling program 1 of 8: prefill of a chunk" in output
+        assert "compiling program 6 of 8: sampling of 3 rows with masks" in output
+        assert progress[-1].endswith("all 8 programs are compiled\n")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engine_requests import (
+    CHUNK,
+    LENGTH,
+    NUM_NEW,
+    SLOTS,
+    Listener,
+    alone,
+    assert_is_alone,
+    engine_of,
+    load,
+    prompt_of,
+    request_of,
+    run_all,
+    with_params,
+)
 from small_models import EXECUTION, SLIDING, SMALL
 
 from zaya_jax.inference.chat.session import ChatSession
@@ -18,91 +33,13 @@ from zaya_jax.inference.engine.cache_rows import CachedBlock, copy_block, paste_
 from zaya_jax.inference.engine.decoder import decode_steps, prefill_chunk
 from zaya_jax.inference.engine.engine import Engine
 from zaya_jax.inference.engine.engine_thread import EngineThread
-from zaya_jax.inference.engine.generate import generate_in_chunks
 from zaya_jax.inference.engine.prefix_cache import PrefixCache
-from zaya_jax.inference.engine.request import Failed, Finished, QueueFull, Request, Tokens
-from zaya_jax.inference.engine.sampling_params import SamplingParams, as_token_ids
+from zaya_jax.inference.engine.request import Failed, Finished, QueueFull
+from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya
 
-SLOTS, LENGTH, CHUNK = 3, 96, 8
-NUM_NEW = 20
 CONFIGS = pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["full", "sliding"])
-
-
-@functools.cache
-def load(config):
-    model = Zaya(config, EXECUTION)
-    return model, jax.jit(model.init)(jax.random.key(11), jnp.zeros((1, 4), jnp.int32))
-
-
-def request_of(prompt, *, eos_id=None, **params):
-    """A request with the arguments of `generate`."""
-    return Request(tuple(prompt), SamplingParams(stop_token_ids=as_token_ids(eos_id), **params))
-
-
-def with_params(request, *, eos_id=None, **changes):
-    """The request with other sampling parameters."""
-    if eos_id is not None:
-        changes["stop_token_ids"] = (eos_id,)
-    return dataclasses.replace(request, params=dataclasses.replace(request.params, **changes))
-
-
-def engine_of(config, **options):
-    return Engine(
-        *load(config), **({"num_slots": SLOTS, "max_length": LENGTH, "prefill_chunk": CHUNK} | options)
-    )
-
-
-class Listener:
-    """Collects the events of a request."""
-
-    def __init__(self):
-        self.tokens, self.end, self.error, self.num_events = [], None, None, 0
-
-    def __call__(self, event):
-        assert self.end is None, "no event follows the last"
-        self.num_events += 1
-        if isinstance(event, Tokens):
-            assert event.new
-            self.tokens += event.new
-        else:
-            self.end = event.reason if isinstance(event, Finished) else "failed"
-            self.error = event.error if isinstance(event, Failed) else None
-
-    @property
-    def text(self):
-        return [new.token for new in self.tokens]
-
-
-def run_all(engine, requests):
-    listeners = [Listener() for _ in requests]
-    for request, listener in zip(requests, listeners, strict=True):
-        engine.submit(request, listener)
-    while engine.step():
-        pass
-    return listeners
-
-
-@functools.cache
-def alone(config, request):
-    """Tokens and log-probabilities of `generate`'s loop for this prompt only."""
-    params = dataclasses.replace(
-        request.params, max_new_tokens=NUM_NEW, stop_token_ids=(), with_routing=False
-    )
-    ((row,),) = generate_in_chunks(*load(config), [request.prompt], params)
-    num = request.params.max_new_tokens
-    ends = request.params.stop_token_ids
-    if ends and ends[0] in row.tokens:
-        num = min(num, row.tokens.index(ends[0]) + 1)
-    return list(row.tokens[:num]), list(row.logprobs[:num])
-
-
-def assert_is_alone(config, request, listener):
-    tokens, logprobs = alone(config, request)
-    assert listener.text == tokens
-    np.testing.assert_allclose([new.logprob for new in listener.tokens], logprobs, rtol=1e-5, atol=1e-5)
-    assert listener.end == ("stop" if tokens[-1] in request.params.stop_token_ids else "length")
 
 
 def random_request(random, config):
@@ -139,10 +76,6 @@ def test_overlapping_requests_equal_single_texts(config):
     assert (stats.running, stats.waiting, stats.free_slots) == (0, 0, SLOTS)
     assert stats.tokens_generated == sum(len(listener.tokens) for _, listener in asked)
     assert stats.tokens_prefilled == sum(len(request.prompt) for request, _ in asked)
-
-
-def prompt_of(length, seed=0):
-    return tuple(np.random.default_rng(seed).integers(0, SMALL.vocab_size, length).tolist())
 
 
 def test_short_prompts_and_other_parameters_compile_nothing():

@@ -140,6 +140,15 @@ def test_an_answer_does_not_depend_on_others():
     assert completion.finish_reason == first.end
 
 
+def test_prompts_with_a_grammar_share_a_chunk():
+    """Two of them, with two that have none."""
+    of_engine, requests = new_engine(prefill_chunk=128), mixed_requests()[:4]
+    assert max(len(each.prompt) for each in requests) <= 128 // 4
+    for answer, expected in zip(run_all(of_engine, requests), run_all(engine(), requests), strict=True):
+        assert answer.tokens == expected.tokens
+        assert answer.end == expected.end
+
+
 def test_limits_stop_strings_and_thoughts():
     constraint = constraint_of(PERSON)
     (cut,) = run_all(engine(), [request_of(constraint, max_new_tokens=7)])

@@ -91,6 +91,28 @@ def _make_shared_cache(
     return lax.with_sharding_constraint(cache, named_shardings(specs, context_mesh(context_devices)))
 
 
+def rows_at(cache: Cache, row_B: Int[Array, " B"]) -> Cache:
+    """Returns a cache of the given rows, in their order; a row out of range is empty."""
+    # Rows of one length are read together. One row alone is a slice, which is cheaper than a gather.
+    if cache.padding == "left" or len(row_B) == 1:
+        return rows_of(cache, row_B[0], len(row_B))
+    # Zeros out of range, rather than another row: one that has failed may hold NaN.
+    pool = tuple(part.at[row_B].get(mode="fill", fill_value=0) for part in cache.pool)
+    state = jax.tree.map(lambda x: x.at[:, row_B].get(mode="fill", fill_value=0), cache.state)
+    length = cache.length.at[row_B].get(mode="fill", fill_value=0)
+    return dataclasses.replace(cache, pool=pool, state=state, length=length, first_B=jnp.zeros_like(row_B))
+
+
+def with_rows_at(cache: Cache, row_B: Int[Array, " B"], rows: Cache) -> Cache:
+    """Returns the cache with the given rows replaced; rows out of range are dropped."""
+    if cache.padding == "left" or len(row_B) == 1:
+        return with_rows(cache, row_B[0], rows)
+    pool = tuple(old.at[row_B].set(new, mode="drop") for old, new in zip(cache.pool, rows.pool, strict=True))
+    state = jax.tree.map(lambda x, new: x.at[:, row_B].set(new, mode="drop"), cache.state, rows.state)
+    length = cache.length.at[row_B].set(rows.length, mode="drop")
+    return dataclasses.replace(cache, pool=pool, state=state, length=length)
+
+
 def rows_of(cache: Cache, first: jax.Array | int, number: int) -> Cache:
     """Returns a cache of `number` consecutive rows."""
     # A slice of all rows would be a copy.

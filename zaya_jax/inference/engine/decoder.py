@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.embedding import QuantizedTable
 from pallas_kernels.product import QuantizedMatrix
-from zaya_jax.inference.engine.cache_rows import rows_of, with_rows
+from zaya_jax.inference.engine.cache_rows import rows_at, rows_of, with_rows, with_rows_at
 from zaya_jax.inference.engine.sampling import RowSampling, sample
 from zaya_jax.inference.engine.sampling_params import MAX_TOP_LOGPROBS
 from zaya_jax.model.cache import Cache
@@ -32,13 +32,14 @@ from zaya_jax.pytree import pytree
 
 @pytree
 class PromptChunk:
-    """A chunk of the prompts of B consecutive rows."""
+    """A chunk of the prompts of B rows."""
 
     tokens_BT: Int[Array, "B T"]
     segments_BT: Int[Array, "B T"]
     """0 for padding, 1 for tokens. Padding is on the side that the cache says."""
-    row: Int[Array, ""]
-    """First row of the cache that the chunk belongs to."""
+    row_B: Int[Array, " B"]
+    """Rows of the cache that the chunk belongs to: all rows in order with padding on the left. One out of
+    range belongs to no prompt."""
     length: Int[Array, "*B"]
     """Tokens of the rows before the chunk, shaped as `Cache.length`; 0 resets the rows."""
     is_last: Bool[Array, ""]
@@ -155,7 +156,7 @@ def read_hidden(
 ) -> tuple[Cache, HiddenStates]:
     """Reads a chunk into its rows; returns the cache and the hidden states of the chunk's tokens."""
     num_rows = len(chunk.tokens_BT)
-    rows = rows_of(cache, chunk.row, num_rows)
+    rows = rows_at(cache, chunk.row_B)
     is_new_B = jnp.broadcast_to(chunk.length == 0, (num_rows,))
     # The previous owner of a row left its state. Its keys and values need no reset: they are at or after the
     # new length, where attention does not look.
@@ -164,7 +165,7 @@ def read_hidden(
     )
     rows = dataclasses.replace(rows, state=state, length=chunk.length)
     hidden = _forward(model, variables, chunk.tokens_BT, chunk.segments_BT, rows)
-    return with_rows(cache, chunk.row, _cache(hidden)), hidden
+    return with_rows_at(cache, chunk.row_B, _cache(hidden)), hidden
 
 
 @functools.partial(jax.jit, static_argnames=("model", "max_steps", "with_details"), donate_argnames="cache")

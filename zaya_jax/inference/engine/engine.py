@@ -1,9 +1,10 @@
 """Continuous batching: requests start and finish while others are generated.
 
 The cache has one row per slot. A request waits for a free row, has its prompt prefilled in chunks between the
-decode steps of the others, and is then decoded together with them. Its draws are those of `generate` for this
-prompt alone with the same parameters. Its logits differ by rounding, also with the number of rows that decode
-at a time: in bfloat16 a text may change with the load (see `zaya_jax.inference.engine.generate`).
+decode steps of the others, and is then decoded together with them. Short prompts share a chunk. Its draws are
+those of `generate` for this prompt alone with the same parameters. Its logits differ by rounding, also with
+the number of rows that are read or decoded at a time: in bfloat16 a text may change with the load
+(see `zaya_jax.inference.engine.generate`).
 
 Letters: T tokens of a chunk, M decode steps.
 """
@@ -18,7 +19,6 @@ import jax
 import numpy as np
 
 from zaya_jax.errors import UserError
-from zaya_jax.inference.engine import sequence as sequences
 from zaya_jax.inference.engine.cache_rows import clear_row, copy_block, make_cache, paste_block
 from zaya_jax.inference.engine.decoder import (
     DecodedSteps,
@@ -28,7 +28,7 @@ from zaya_jax.inference.engine.decoder import (
     prefill_chunk,
 )
 from zaya_jax.inference.engine.masked_sampling import MaskedTokens, sample_constrained, warm_up
-from zaya_jax.inference.engine.prefix_cache import ROOT, PrefixCache, block_name
+from zaya_jax.inference.engine.prefix_cache import PrefixCache
 from zaya_jax.inference.engine.request import (
     EngineStats,
     Event,
@@ -41,7 +41,14 @@ from zaya_jax.inference.engine.request import (
     Tokens,
 )
 from zaya_jax.inference.engine.sampling import RowSampling
-from zaya_jax.inference.engine.sampling_params import SamplingParams, check_prompt
+from zaya_jax.inference.engine.sampling_params import check_prompt
+from zaya_jax.inference.engine.scheduling import (
+    ChunkShape,
+    PrefillTurns,
+    RunningSequence,
+    batch_sizes,
+    by_row,
+)
 from zaya_jax.inference.engine.sequence import (
     active_steps,
     decode_rows,
@@ -59,20 +66,6 @@ MAX_WAITING = 256
 MAX_DECODE_STEPS = 8
 """Decode steps between two returns to Python while no prompt is prefilled; a new request waits that long."""
 _LOG = logging.getLogger(__name__)
-
-
-class _RunningSequence(sequences.Sequence):
-    """A sequence of the engine.
-
-    Attributes:
-      handle: handle of its request.
-      block_names: names of the complete blocks among its computed tokens.
-    """
-
-    def __init__(self, handle: RequestHandle, row: int):
-        super().__init__(handle.request.prompt, handle.request.params, row)
-        self.handle = handle
-        self.block_names: list[bytes] = []
 
 
 class Engine:
@@ -128,12 +121,12 @@ class Engine:
         self.prefixes = PrefixCache(prefix_bytes) if prefixes is None else prefixes
         self._cache = make_cache(model, self.variables, num_slots, max_length, padding="right")
         self._free = list(range(num_slots))
-        self._running: list[_RunningSequence] = []
+        self._running: list[RunningSequence] = []
         self._waiting: collections.deque[RequestHandle] = collections.deque()
         # Guards the waiting requests, which `submit` changes in other threads.
         self._changed = threading.Condition()
         self._ended: Exception | None = None
-        self._num_chunks = 0
+        self._turns = PrefillTurns(num_slots, prefill_chunk)
         self._num_prefilled = self._num_from_prefixes = self._num_generated = 0
 
     def warm_up(self, *, with_masks: bool = False) -> None:
@@ -153,8 +146,14 @@ class Engine:
         Args:
           with_masks: whether requests may have a constraint.
         """
-        programs: dict[str, Callable[[], object]] = {"prefill of a chunk": self._prefill_nothing}
-        for num_rows in self._batch_sizes():
+        chunk, short = self._turns.of_one, self._turns.of_several
+        programs: dict[str, Callable[[], object]] = {
+            "prefill of a chunk": functools.partial(self._prefill, [], chunk, is_last=False)
+        }
+        if short is not None:
+            short_chunk = functools.partial(self._prefill, [], short, is_last=False)
+            programs[f"prefill of {short.num_rows} short prompts"] = short_chunk
+        for num_rows in batch_sizes(self.num_slots):
             rows = f"{num_rows} row{'s' * (num_rows > 1)}"
             programs[f"decoding of {rows}"] = functools.partial(self._decode_rows, [None] * num_rows, 1)
             if with_masks:
@@ -163,11 +162,6 @@ class Engine:
         if self.prefixes.is_enabled:
             programs["copies of shared prefixes"] = self._copy_nothing
         return programs | {"clearing of a row": self._clear_row}
-
-    def _prefill_nothing(self) -> None:
-        # Row 0 is free during the warm-up. A chunk without tokens resets its state and writes no key.
-        request = Request((0,), SamplingParams(max_new_tokens=1))
-        self._prefill(_RunningSequence(RequestHandle(request, lambda _: None), 0), (), is_last=False)
 
     def _mask_nothing(self, num_rows: int) -> None:
         _, logits_BV, sampling = self._decode_rows([None] * num_rows, 0)
@@ -227,7 +221,7 @@ class Engine:
             return self._changed.wait_for(lambda: bool(self._running or self._waiting), seconds)
 
     def step(self) -> bool:
-        """Runs one round on the device: a chunk of one prompt, and one or a few tokens of each running text.
+        """Runs one round on the device: a chunk of prompts, and one or a few tokens of each running text.
 
         Returns:
           Whether any request is left.
@@ -235,8 +229,8 @@ class Engine:
         self._drop_cancelled()
         self._admit()
         prefilling = [each for each in self._running if each.is_prefilling]
-        if prefilling:  # one chunk of one prompt: no running text waits longer than that
-            self._prefill_next(self._next_to_prefill(prefilling))
+        if prefilling:  # one chunk: no running text waits longer than that
+            self._prefill_next(prefilling)
         decoding = [each for each in self._running if not each.is_prefilling]
         if decoding:
             # While a prompt is being read only one token, because more of them would delay the next chunk.
@@ -279,79 +273,80 @@ class Engine:
                 # The first free row: a decode step costs as many rows as reach up to the last one in use.
                 row = min(self._free)
                 self._free.remove(row)
-                self._running.append(_RunningSequence(self._waiting.popleft(), row))
+                self._running.append(RunningSequence(self._waiting.popleft(), row))
 
-    def _next_to_prefill(self, prefilling: Sequence[_RunningSequence]) -> _RunningSequence:
-        """Selects, in turns, the oldest request and the one with the shortest rest."""
-        # By age alone a short question would wait for a book that came before it. By rest alone the book
-        # would wait for as long as questions come.
-        self._num_chunks += 1
-        if self._num_chunks % 2:
-            # Running requests are in the order of their arrival.
-            return prefilling[0]
-        return min(prefilling, key=lambda each: each.num_prompt - each.num_computed)
-
-    def _prefill_next(self, sequence: _RunningSequence) -> None:
-        """Copies what the prefix cache has of a prompt, and reads the next chunk of the rest."""
-        self._copy_prefix(sequence)
-        end = min(sequence.num_computed + self.prefill_chunk, sequence.num_prompt)
-        tokens = sequence.tokens[sequence.num_computed : end]
-        is_last = end == sequence.num_prompt
-        sampled, logits_1V, sampling = self._prefill(sequence, tokens, is_last=is_last)
-        sequence.num_computed = end
-        self._count(prefilled=len(tokens))
-        self._save_block(sequence)
+    def _prefill_next(self, prefilling: Sequence[RunningSequence]) -> None:
+        """Copies what the prefix cache has of the prompts, and reads the next chunk of the rests."""
+        for each in prefilling:  # of all prompts, because it may make their rests short
+            self._copy_prefix(each)
+        group, shape = self._turns.select(prefilling)
+        # Several prompts share a chunk only if all of them end with it.
+        is_last = group[0].num_unread <= shape.time
+        sampled, logits_BV, sampling = self._prefill(group, shape, is_last=is_last)
+        for each in group:
+            num_new = min(each.num_unread, shape.time)
+            each.num_computed += num_new
+            self._count(prefilled=num_new)
+            self._save_block(each)
         if is_last:
             # Only the last chunk: for the others the host need not wait for the device.
-            masked = sample_constrained([sequence], logits_1V, sampling)
-            self._append(sequence, jax.device_get(sampled), (0,), masked)
-            # Appending fails a sequence whose logits are not finite, and removes it.
-            if sequence in self._running:
-                self._report(sequence)
+            masked = sample_constrained(group, logits_BV, sampling)
+            sampled = jax.device_get(sampled)
+            for index, each in enumerate(group):
+                self._append(each, sampled, (index,), masked)
+                # Appending fails a sequence whose logits are not finite, and removes it.
+                if each in self._running:
+                    self._report(each)
 
     def _prefill(
-        self, sequence: _RunningSequence, tokens: Sequence[int], *, is_last: bool
+        self, group: Sequence[RunningSequence], shape: ChunkShape, *, is_last: bool
     ) -> tuple[SampledTokens, jax.Array, RowSampling]:
-        chunk = prompt_chunk(tokens, self.prefill_chunk, sequence.row, sequence.num_computed, is_last=is_last)
-        sampling = sampling_of([sequence], self._model.config.vocab_size)
+        """Reads the next tokens of the prompts of a group into their rows."""
+        rows = [*group, *[None] * (shape.num_rows - len(group))]
+        # A chunk's row without a prompt has no tokens. Among several rows it belongs to no row of the cache;
+        # alone, in the warm-up, it resets the state of a free row.
+        chunk = prompt_chunk(
+            [_next_tokens(each, shape.time) if each else () for each in rows],
+            shape.time,
+            [each.row if each else self.num_slots for each in rows],
+            [each.num_computed if each else 0 for each in rows],
+            is_last=is_last,
+        )
+        sampling = sampling_of(rows, self._model.config.vocab_size)
         program = self._model, self.variables, self._cache
-        self._cache, sampled, logits_1V = prefill_chunk(*program, chunk, sampling, with_details=True)
-        return sampled, logits_1V, sampling
+        self._cache, sampled, logits_BV = prefill_chunk(*program, chunk, sampling, with_details=True)
+        return sampled, logits_BV, sampling
 
-    def _copy_prefix(self, sequence: _RunningSequence) -> None:
+    def _copy_prefix(self, sequence: RunningSequence) -> None:
         """Copies cached blocks of the prompt, but not its last token, whose logits are needed."""
         time = self.prefill_chunk
         while self.prefixes.is_enabled and sequence.num_computed + time < sequence.num_prompt:
-            name = self._next_block_name(sequence, sequence.num_computed)
+            name = sequence.next_block_name(time)
             if (block := self.prefixes.get(name)) is None:
                 break
             row, length = np.int32(sequence.row), np.int32(sequence.num_computed)
             self._cache = paste_block(self._model.config, self._cache, row, length, block)
-            sequence.block_names.append(name)
+            sequence.add_block_name(name)
             sequence.num_computed += time
             sequence.handle.num_cached += time
             self._count(from_prefixes=time)
         # Also after a miss: the blocks that were found are in use and must not be evicted next.
         self.prefixes.touch(sequence.block_names)
 
-    def _next_block_name(self, sequence: _RunningSequence, first: int) -> bytes:
-        parent = sequence.block_names[-1] if sequence.block_names else ROOT
-        return block_name(parent, sequence.tokens[first : first + self.prefill_chunk])
-
-    def _save_block(self, sequence: _RunningSequence) -> None:
+    def _save_block(self, sequence: RunningSequence) -> None:
         """Saves the block that has just become complete."""
         # The state after a block exists only now: the next token replaces it.
         time = self.prefill_chunk
         if not self.prefixes.is_enabled or sequence.num_computed % time:
             return
-        name = self._next_block_name(sequence, sequence.num_computed - time)
-        sequence.block_names.append(name)
+        name = sequence.next_block_name(time)
+        sequence.add_block_name(name)
         if self.prefixes.get(name) is None:
             row, length = np.int32(sequence.row), np.int32(sequence.num_computed)
             block = copy_block(self._model.config, self._cache, row, length, time=time)
             self.prefixes.put(sequence.block_names, block)
 
-    def _decode(self, decoding: Sequence[_RunningSequence], num_steps: int) -> None:
+    def _decode(self, decoding: Sequence[RunningSequence], num_steps: int) -> None:
         """Generates a few tokens of each sequence."""
         if self.prefixes.is_enabled:  # stop where a block becomes complete, to save it
             chunk = self.prefill_chunk
@@ -360,7 +355,7 @@ class Engine:
         # The mask of a token depends on the token before it.
         if any(each.constraint is not None for each in decoding):
             num_steps = 1
-        rows = self._by_row(decoding)
+        rows = by_row(decoding, self.num_slots)
         steps, logits_BV, sampling = self._decode_rows(rows, num_steps)
         masked = sample_constrained(rows, logits_BV, sampling)
         # One transfer for all rows and all steps.
@@ -372,7 +367,7 @@ class Engine:
                 self._report(sequence)
 
     def _decode_rows(
-        self, rows: Sequence[_RunningSequence | None], num_steps: int
+        self, rows: Sequence[RunningSequence | None], num_steps: int
     ) -> tuple[DecodedSteps, jax.Array, RowSampling]:
         sampling = sampling_of(rows, self._model.config.vocab_size)
         self._cache, steps, logits_BV = decode_steps(
@@ -387,7 +382,7 @@ class Engine:
         )
         return steps, logits_BV, sampling
 
-    def _append_steps(self, sequence: _RunningSequence, steps: DecodedSteps, masked: MaskedTokens) -> None:
+    def _append_steps(self, sequence: RunningSequence, steps: DecodedSteps, masked: MaskedTokens) -> None:
         assert steps.experts_LB is not None, "the engine decodes with details"
         assert steps.probabilities_LB is not None, "the engine decodes with details"
         for step in active_steps(steps, sequence.row):
@@ -403,7 +398,7 @@ class Engine:
 
     def _append(
         self,
-        sequence: _RunningSequence,
+        sequence: RunningSequence,
         sampled: SampledTokens,
         index: tuple[int, ...],
         masked: MaskedTokens,
@@ -413,7 +408,7 @@ class Engine:
         if not sampled.is_finite_B[index]:
             self._fail_not_finite(sequence)
             return
-        # The last index is the row.
+        # The last index is the row among those that were sampled.
         if (error := masked.errors.get(index[-1])) is not None:
             self._fail(sequence, error)
             return
@@ -422,7 +417,7 @@ class Engine:
         sequence.append(masked.replace(new, index[-1]))
         self._count(generated=sequence.num_new - num_before)
 
-    def _fail_not_finite(self, sequence: _RunningSequence) -> None:
+    def _fail_not_finite(self, sequence: RunningSequence) -> None:
         """Fails a sequence whose logits are not finite, and removes everything that was computed for it."""
         # A block that contains NaN would fail every later request that begins with the same tokens.
         self.prefixes.drop(sequence.block_names)
@@ -432,24 +427,24 @@ class Engine:
         )
         self._fail(sequence, error)
 
-    def _fail(self, sequence: _RunningSequence, error: Exception) -> None:
+    def _fail(self, sequence: RunningSequence, error: Exception) -> None:
         # The tokens before the failure are valid, and are sent before the error.
         self._send_ready(sequence)
         self._free_row(sequence)
         _send(sequence.handle, Failed(error))
 
-    def _report(self, sequence: _RunningSequence) -> None:
+    def _report(self, sequence: RunningSequence) -> None:
         """Sends the new tokens of a sequence, and frees its row if it has ended."""
         self._send_ready(sequence)
         if sequence.reason is not None:
             self._free_row(sequence)
             _send(sequence.handle, Finished(sequence.reason))
 
-    def _send_ready(self, sequence: _RunningSequence) -> None:
+    def _send_ready(self, sequence: RunningSequence) -> None:
         if ready := sequence.pop_ready():
             _send(sequence.handle, Tokens(ready))
 
-    def _free_row(self, sequence: _RunningSequence) -> None:
+    def _free_row(self, sequence: RunningSequence) -> None:
         with self._changed:
             self._running.remove(sequence)
             self._free.append(sequence.row)
@@ -461,19 +456,10 @@ class Engine:
             self._num_from_prefixes += from_prefixes
             self._num_generated += generated
 
-    def _batch_sizes(self) -> list[int]:
-        """Numbers of rows that decode together, each a compiled program: powers of 4, and all rows."""
-        # Few sizes keep the warm-up short; at most 4 times too many rows are computed.
-        powers = (4**n for n in range(self.num_slots.bit_length()))
-        return [*(power for power in powers if power < self.num_slots), self.num_slots]
 
-    def _by_row(self, decoding: Sequence[_RunningSequence]) -> list[_RunningSequence | None]:
-        """Sequences by row, up to the smallest batch size that has all of them."""
-        needed = 1 + max(each.row for each in decoding)
-        rows: list[_RunningSequence | None] = [None] * min(n for n in self._batch_sizes() if n >= needed)
-        for each in decoding:
-            rows[each.row] = each
-        return rows
+def _next_tokens(sequence: RunningSequence, time: int) -> list[int]:
+    """Returns the next tokens of a prompt, at most `time`."""
+    return sequence.tokens[sequence.num_computed : min(sequence.num_computed + time, sequence.num_prompt)]
 
 
 def _send(handle: RequestHandle, event: Event) -> None:

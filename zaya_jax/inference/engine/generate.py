@@ -263,7 +263,7 @@ def _prefill(
         prompt_chunk = PromptChunk(
             tokens_BT=jnp.asarray(tokens_BT[:, part]),
             segments_BT=jnp.asarray(segments_BT[:, part]),
-            row=jnp.asarray(0, jnp.int32),
+            row_B=jnp.arange(len(rows)),
             length=jnp.asarray(first, jnp.int32),
             is_last=jnp.asarray(first + size == time),
         )

@@ -88,7 +88,7 @@ class PromptScorer:
         targets = tokens[first + 1 : first + 1 + SCORE_CHUNK]
         targets_T = np.zeros(SCORE_CHUNK, np.int32)
         targets_T[: len(targets)] = targets
-        chunk = prompt_chunk(inputs, SCORE_CHUNK, row=0, length=first, is_last=False)
+        chunk = prompt_chunk([inputs], SCORE_CHUNK, [0], [first], is_last=False)
         self._cache, scores = _score(
             self._model, self._variables, self._cache, chunk, jnp.asarray(targets_T), num_top=self._num_top
         )

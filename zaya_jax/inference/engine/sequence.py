@@ -157,24 +157,30 @@ def decode_rows(rows: collections.abc.Sequence[Sequence | None]) -> DecodeRows:
 
 
 def prompt_chunk(
-    tokens: collections.abc.Sequence[int], time: int, row: int, length: int, *, is_last: bool
+    pieces: collections.abc.Sequence[collections.abc.Sequence[int]],
+    time: int,
+    rows: collections.abc.Sequence[int],
+    lengths: collections.abc.Sequence[int],
+    *,
+    is_last: bool,
 ) -> PromptChunk:
-    """Returns a chunk of one prompt, padded on the right.
+    """Returns a chunk of one or several prompts, padded on the right.
 
     Args:
-      tokens: at most `time` token ids.
+      pieces: token ids of each row, at most `time`.
       time: T.
-      row: row of the cache.
-      length: tokens of the row before the chunk.
-      is_last: whether the prompt ends with the chunk.
+      rows: row of the cache of each piece; one out of range for a piece without a prompt.
+      lengths: tokens of each row before the chunk.
+      is_last: whether the prompts end with the chunk.
     """
-    tokens_1T, segments_1T = np.zeros((2, 1, time), np.int32)
-    tokens_1T[0, : len(tokens)], segments_1T[0, : len(tokens)] = tokens, 1
+    tokens_BT, segments_BT = np.zeros((2, len(pieces), time), np.int32)
+    for row, piece in enumerate(pieces):
+        tokens_BT[row, : len(piece)], segments_BT[row, : len(piece)] = piece, 1
     return PromptChunk(
-        tokens_BT=jnp.asarray(tokens_1T),
-        segments_BT=jnp.asarray(segments_1T),
-        row=jnp.asarray(row, jnp.int32),
-        length=jnp.asarray([length], jnp.int32),
+        tokens_BT=jnp.asarray(tokens_BT),
+        segments_BT=jnp.asarray(segments_BT),
+        row_B=jnp.asarray(rows, jnp.int32),
+        length=jnp.asarray(lengths, jnp.int32),
         is_last=jnp.asarray(is_last),
     )
 
