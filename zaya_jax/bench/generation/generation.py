@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from zaya_jax.bench.generation import output
-from zaya_jax.bench.generation.load import loads
+from zaya_jax.bench.generation.load import loads, short_prompts
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.bench.torch_comparison.workload import MODEL, export
 from zaya_jax.model.weights import count_parameters
@@ -34,16 +34,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{count_parameters(MODEL):,} parameters in float32, greedy")
     with tempfile.TemporaryDirectory() as folder:
-        rows = list(loads(export(pathlib.Path(folder, "network"))))
+        network = export(pathlib.Path(folder, "network"))
+        rows, short = list(loads(network)), short_prompts(network)
     console.print(output.loads(rows))
+    console.print(output.short_prompts(short))
     machine = dataclasses.asdict(this_machine())
-    write_json(options.json, {"machine": machine, "load": [dataclasses.asdict(each) for each in rows]})
+    figures = {
+        "load": [dataclasses.asdict(each) for each in rows],
+        "short_prompts": [dataclasses.asdict(each) for each in short],
+    }
+    write_json(options.json, {"machine": machine} | figures)
 
 
 def _parser() -> Parser:
     parser = Parser(
         "bench generation",
-        "Measure the latency of requests that arrive at random times at shares of the engine's capacity.",
+        "Measure the latency of requests that arrive at random times at shares of the engine's capacity, and "
+        "of many short prompts at once.",
         ("zaya bench generation", "zaya bench generation --json=generation.json"),
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures")

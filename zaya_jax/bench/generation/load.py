@@ -2,7 +2,7 @@
 
 First, many requests arrive at once, which measures the engine's capacity in requests per second. Then
 requests arrive as a Poisson process at shares of that capacity, whether or not earlier requests are finished.
-Latency counts from the scheduled arrival time.
+Latency counts from the scheduled arrival time. Many short prompts at once are measured on their own.
 """
 
 import collections
@@ -24,6 +24,9 @@ SLOTS, NUM_REQUESTS = 16, 48
 SHARES = (0.25, 0.5, 0.75, 1.0)
 PROMPTS, NEW_TOKENS = (16, 256), (16, 64)
 """Smallest and largest number of tokens of a prompt and of its continuation."""
+NUM_SHORT, SHORT_PROMPTS, SHORT_ANSWER = 32, (16, 64), 8
+"""Short prompts that arrive at once: their number, their sizes and the tokens of each answer."""
+SHORT_ROUNDS = 3
 LIMIT_SECONDS = 1800.0
 
 
@@ -50,6 +53,42 @@ class Load:
     next_p99: float
 
 
+@dataclasses.dataclass(frozen=True)
+class ShortPrompts:
+    """Latency of many short prompts that arrive at once.
+
+    Attributes:
+      prompts_per_second: answered prompts per second.
+      first_p50: median seconds until a prompt's first token.
+      first_p99: 99th percentile of the same.
+    """
+
+    prompts_per_second: float
+    first_p50: float
+    first_p99: float
+
+
+def short_prompts(network: str) -> list[ShortPrompts]:
+    """Returns the latency of short prompts to an exported network, in each of a few rounds."""
+    program = functools.partial(make_short_prompts, network)
+    return results_interleaved({"engine": program}, rounds=SHORT_ROUNDS, limit=LIMIT_SECONDS)["engine"]
+
+
+def make_short_prompts(network: str) -> Callable[[], ShortPrompts]:
+    """Prepares an engine; a call measures one round."""
+    engine, vocabulary = _load_engine(network, SHORT_PROMPTS[1] + SHORT_ANSWER)
+    numbers = np.random.default_rng(0)
+    sizes = SHORT_PROMPTS, (SHORT_ANSWER, SHORT_ANSWER)
+    prompts = [_random_request(numbers, vocabulary, *sizes) for _ in range(NUM_SHORT)]
+
+    def call() -> ShortPrompts:
+        served = ServedRequests(engine, prompts, [0.0] * NUM_SHORT)
+        seconds = served.run()
+        return ShortPrompts(NUM_SHORT / seconds, *_p50_and_p99(served.first_waits()))
+
+    return call
+
+
 def loads(network: str) -> Iterator[Load]:
     """Yields the latency of an exported network's requests at each share of the engine's capacity."""
     program = functools.partial(make_loads, network)
@@ -59,12 +98,7 @@ def loads(network: str) -> Iterator[Load]:
 
 def make_loads(network: str) -> Callable[[], list[Load]]:
     """Prepares an engine; a call measures all arrival rates."""
-    model, variables = load_pytorch(network, execution=ExecutionConfig(dtype="float32"))
-    vocabulary = model.config.vocab_size
-    length = PROMPTS[1] + NEW_TOKENS[1]
-    # No prefix cache: the random prompts share no prefixes.
-    engine = Engine(model, variables, num_slots=SLOTS, max_length=length, prefix_bytes=0)
-    engine.warm_up()  # otherwise a program that the untimed call does not need would compile in a timed one
+    engine, vocabulary = _load_engine(network, PROMPTS[1] + NEW_TOKENS[1])
 
     def call() -> list[Load]:
         # All requests at time zero: their total time measures the engine's capacity.
@@ -82,19 +116,31 @@ def make_loads(network: str) -> Callable[[], list[Load]]:
     return call
 
 
+def _load_engine(network: str, length: int) -> tuple[Engine, int]:
+    """Returns an engine whose programs are compiled, and the size of its vocabulary."""
+    model, variables = load_pytorch(network, execution=ExecutionConfig(dtype="float32"))
+    # No prefix cache: the random prompts share no prefixes.
+    engine = Engine(model, variables, num_slots=SLOTS, max_length=length, prefix_bytes=0)
+    engine.warm_up()  # otherwise a program that the untimed call does not need would compile in a timed one
+    return engine, model.config.vocab_size
+
+
 def requests(seed: int, vocabulary: int) -> list[Request]:
     """Returns prompts of random tokens and lengths, each with a random number of new tokens, decoded
     greedily.
     """
     # The second number separates these draws from those of the arrival times.
     numbers = np.random.default_rng((seed, 0))
-    return [
-        Request(
-            tuple(numbers.integers(1, vocabulary, numbers.integers(*PROMPTS, endpoint=True)).tolist()),
-            SamplingParams(max_new_tokens=int(numbers.integers(*NEW_TOKENS, endpoint=True))),
-        )
-        for _ in range(NUM_REQUESTS)
-    ]
+    return [_random_request(numbers, vocabulary, PROMPTS, NEW_TOKENS) for _ in range(NUM_REQUESTS)]
+
+
+def _random_request(
+    numbers: np.random.Generator, vocabulary: int, prompts: tuple[int, int], new_tokens: tuple[int, int]
+) -> Request:
+    return Request(
+        tuple(numbers.integers(1, vocabulary, numbers.integers(*prompts, endpoint=True)).tolist()),
+        SamplingParams(max_new_tokens=int(numbers.integers(*new_tokens, endpoint=True))),
+    )
 
 
 def arrivals(seed: int, rate: float) -> list[float]:
@@ -141,13 +187,21 @@ class ServedRequests:
         else:
             self._num_ended += 1
 
-    def load(self, share: float, rate: float, seconds: float) -> Load:
-        """Returns the latencies after `run`."""
+    def first_waits(self) -> list[float]:
+        """Seconds until the first token of each request, after `run`."""
         # From the scheduled arrival: a request that is submitted late, because the engine was busy, has
         # waited too.
-        first = [came[0] - self._moments[number] for number, came in self._came.items()]
+        return [came[0] - self._moments[number] for number, came in self._came.items()]
+
+    def load(self, share: float, rate: float, seconds: float) -> Load:
+        """Returns the latencies after `run`."""
         # The engine emits a few tokens at a time: average the gaps within a request.
         further = [(came[-1] - came[0]) / (len(came) - 1) for came in self._came.values()]
         num_tokens = sum(map(len, self._came.values()))
-        waits = *np.quantile(first, (0.5, 0.99)).tolist(), *np.quantile(further, (0.5, 0.99)).tolist()
+        waits = *_p50_and_p99(self.first_waits()), *_p50_and_p99(further)
         return Load(share, rate, num_tokens / seconds, *waits)
+
+
+def _p50_and_p99(values: Sequence[float]) -> tuple[float, float]:
+    middle, high = np.quantile(values, (0.5, 0.99)).tolist()
+    return middle, high

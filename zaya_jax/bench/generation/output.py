@@ -1,4 +1,4 @@
-"""Table of `zaya bench generation`."""
+"""Tables of `zaya bench generation`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,4 +21,14 @@ def loads(results: Sequence[Any]) -> Table:
             f"{each.tokens_per_second:,.1f}",
             *(f"{1e3 * seconds:,.0f}" for seconds in times),
         )
+    return rows
+
+
+def short_prompts(results: Sequence[Any]) -> Table:
+    """Table of prompts per second and of the wait for the first token, by round."""
+    columns = ("prompts/s", "first, ms\np50", "p99")
+    rows = dense_table(name_column("round"), *columns, title="short prompts at once")
+    for number, each in enumerate(results, 1):
+        times = (f"{1e3 * seconds:,.0f}" for seconds in (each.first_p50, each.first_p99))
+        rows.add_row(str(number), f"{each.prompts_per_second:.2f}", *times)
     return rows
