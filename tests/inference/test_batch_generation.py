@@ -8,12 +8,9 @@ import pytest
 from small_runs import make_chat_run
 
 from zaya_jax import cli
-from zaya_jax.inference import batch_generation, prompting
+from zaya_jax.inference import line_texts, prompting
 from zaya_jax.inference.answer_files import UNFINISHED, AnswerFile
-from zaya_jax.inference.batch_generation import batches
-from zaya_jax.inference.engine.decoder import decode_steps
-from zaya_jax.inference.prompt_files import PromptLine
-from zaya_jax.inference.prompting import Prompt
+from zaya_jax.inference.engine.decoder import decode_steps, prefill_chunk
 
 LINES = [
     {"prompt": "def main(", "id": 7},
@@ -98,18 +95,18 @@ class Killed(BaseException):
     """An exception that our code does not catch."""
 
 
-def kill_after(num_batches, monkeypatch, complete=batch_generation.complete):
-    """Allows a number of batches; returns a list that grows with each of them."""
-    made = []
+def kill_after(num_writes, monkeypatch, add=AnswerFile.add):
+    """Allows a number of writes of answers; returns a list that grows with the lines of each of them."""
+    written = []
 
-    def until_killed(*arguments, **options):
-        if len(made) == num_batches:
+    def until_killed(self, answers):
+        if len(written) == num_writes:
             raise Killed
-        made.append(arguments)
-        return complete(*arguments, **options)
+        written.append([*answers])
+        add(self, answers)
 
-    monkeypatch.setattr(batch_generation, "complete", until_killed)
-    return made
+    monkeypatch.setattr(AnswerFile, "add", until_killed)
+    return written
 
 
 def test_answers_of_a_schema(answers, run_folder, tmp_path):
@@ -126,33 +123,35 @@ def test_answers_of_a_schema(answers, run_folder, tmp_path):
             assert each["finish_reason"] == "length" or each["text"].endswith(("41", "42"))
 
 
-def test_a_killed_process_loses_and_repeats_no_batch(answers, run_folder, tmp_path, monkeypatch, capsys):
-    """The lines above are three batches: each process completes one, and the second is killed while it
-    writes.
-    """
+def test_a_killed_process_loses_and_repeats_no_answer(answers, run_folder, tmp_path, monkeypatch, capsys):
+    """Each process writes once, with answers that became complete together, and is killed as it continues."""
     file = write_lines(tmp_path / "prompts.jsonl", LINES)
     unfinished = tmp_path / "prompts.answers.unfinished"
+    kept = []
     for _ in range(2):
-        kill_after(1, monkeypatch)
+        written = kill_after(1, monkeypatch)
         with pytest.raises(Killed):
             answer(run_folder, file, "--logprobs")
+        kept += written[0]
         assert not unfinished.with_suffix("").exists()
         with unfinished.open("ab") as torn:
             torn.write(b'{"line": 1, "answer": {"te')
-    kept = len(unfinished.read_text().splitlines()) - 2  # without the first line and the incomplete one
+    # After the first line, and without the incomplete one.
+    lines = [json.loads(line)["line"] for line in unfinished.read_text().splitlines()[1:-1]]
+    assert lines == kept
     capsys.readouterr()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs", "--temperature", "0.5")
     assert "has answers to other prompts, or by other weights or options" in capsys.readouterr().err
 
-    made = kill_after(9, monkeypatch)
+    written = kill_after(9, monkeypatch)
     actual = answer(run_folder, file, "--logprobs")
     assert capsys.readouterr().err == (
-        f"{tmp_path}/prompts.answers: {kept} of {len(LINES)} answers exist already; "
-        f"{len(LINES) - kept} are left\n"
+        f"{tmp_path}/prompts.answers: {len(kept)} of {len(LINES)} answers exist already; "
+        f"{len(LINES) - len(kept)} are left\n"
     )
-    assert len(made) == 1
-    assert [each["text"] for each in actual] == [each["text"] for each in answers]
+    assert sorted(sum(written, kept)) == list(range(1, len(LINES) + 1))
+    assert actual == answers
     assert not unfinished.exists()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs")
@@ -173,8 +172,9 @@ def typed_run(request, run_folder, tmp_path_factory):
 
 
 def test_a_file_resumed_after_any_line_is_bitwise_equal(typed_run, tmp_path, monkeypatch):
-    """Log-probabilities too: a lost line is computed again in its original batch."""
+    """Log-probabilities too: a lost line is computed again in its original group, here of three lines."""
     monkeypatch.setattr(prompting, "load_for_generation", lambda *_: typed_run)
+    monkeypatch.setattr(line_texts, "LINES_PER_SLOT", 1)
     file = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "x" * n} for n in range(17, 24)])
     output, unfinished = file.with_suffix(".answers"), file.with_suffix(".answers" + UNFINISHED)
     kept, finish = [], AnswerFile.finish
@@ -217,34 +217,15 @@ def test_another_batch_size_does_not_resume(answers, run_folder, tmp_path, monke
     assert "(including the batch size)" in capsys.readouterr().err
 
 
-def test_batches_have_one_shape():
-    def line(number, length, limit=4, end_id=1):
-        return PromptLine(number, {}, Prompt([5] * length, (end_id,)), limit, seed=0)
-
-    lines = [
-        line(1, 3),
-        line(2, 40),
-        line(3, 17),
-        line(4, 30),
-        line(5, 9, end_id=2),
-        line(6, 16),
-        line(7, 2, 60),
-    ]
-    actual = [[each.number for each in batch] for batch in batches(lines, 2)]
-    assert sorted(number for batch in actual for number in batch) == [1, 2, 3, 4, 5, 6, 7]
-    assert actual[:2] == [[2], [7]]  # 64 + 4 tokens, and 16 + 60, need a longer cache than the others
-    assert [6, 1] in actual
-    assert [4, 3] in actual
-    assert [5] in actual
-
-
 def test_other_lines_compile_nothing(run_folder, tmp_path):
-    """Neither does an incomplete last batch."""
-    answer(run_folder, write_lines(tmp_path / "a.jsonl", [{"prompt": "abc"}] * 5), batch_size=5)
-    before = decode_steps._cache_size()
-    more = [{"prompt": "abcdefgh", "max_new_tokens": 5}, {"prompt": ""}, *[{"prompt": "z"}] * 7]
-    answer(run_folder, write_lines(tmp_path / "b.jsonl", more), batch_size=5)
-    assert decode_steps._cache_size() == before
+    """Other lengths and numbers of lines run the same programs."""
+    lines = [{"prompt": "abc", "max_new_tokens": 3 * number} for number in range(1, 6)]
+    answer(run_folder, write_lines(tmp_path / "a.jsonl", lines))
+    programs = prefill_chunk, decode_steps
+    before = [each._cache_size() for each in programs]
+    more = [{"prompt": "abcdefgh" * 9, "max_new_tokens": 5}, {"prompt": ""}, *[{"prompt": "z"}] * 7]
+    answer(run_folder, write_lines(tmp_path / "b.jsonl", more))
+    assert [each._cache_size() for each in programs] == before
 
 
 @pytest.mark.parametrize(

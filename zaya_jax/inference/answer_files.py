@@ -1,4 +1,4 @@
-"""Answer files: JSON lines, saved batch by batch, and moved to their final place when all are complete."""
+"""Answer files: JSON lines, saved as they arrive, and moved to their final place when all are complete."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class AnswerFile:
         self.num_resumed = len(self.done)
 
     def add(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        """Saves a batch of answers by line number; once this returns, a crash does not lose them."""
+        """Saves answers by line number; once this returns, a crash does not lose them."""
         lines = [_json_line({"line": number, "answer": answer}) for number, answer in answers.items()]
         with durable.path_in_errors(self._unfinished), self._unfinished.open("ab") as file:
             file.write(b"".join(lines))
@@ -61,7 +61,7 @@ class AnswerFile:
 
     def _resume(self, fingerprint: str) -> None:
         raw = self._unfinished.read_bytes()
-        # A crash may have cut the last line; its batch is computed again.
+        # A crash may have cut the last line; it is computed again.
         complete = raw[: raw.rfind(b"\n") + 1]
         first, *rest = complete.splitlines() or [b"{}"]
         if not rest:  # no answers that could belong to another command

@@ -1,28 +1,25 @@
-"""`zaya generate --input`: continues the prompts of a file in batches, and resumes after an interruption."""
+"""`zaya generate --input`: continues the prompts of a file, and resumes after an interruption."""
 
 import argparse
 import dataclasses
-import itertools
 import json
 import pathlib
 import sys
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.files import durable
 from zaya_jax.inference.answer_files import AnswerFile
-from zaya_jax.inference.completion import Completion, complete
-from zaya_jax.inference.engine.generate import cache_length, padded_length
+from zaya_jax.inference.completion import Completion
 from zaya_jax.inference.engine.sampling_params import SamplingParams
+from zaya_jax.inference.line_texts import continue_lines
 from zaya_jax.inference.loading import LoadedRun, show_progress
 from zaya_jax.inference.prompt_files import PromptLine, read_prompt_lines
 from zaya_jax.inference.prompting import load_prompting
 from zaya_jax.inference.sampling_options import sampling_params
 from zaya_jax.inference.structured.grammar import Grammar
 from zaya_jax.inference.structured.schema_option import compile_option
-from zaya_jax.model.zaya import Zaya
 
 PROGRESS_SECONDS = 10.0
 """Time between two progress lines."""
@@ -92,7 +89,7 @@ def _answer_all(
     options: argparse.Namespace,
 ) -> None:
     last_report = time.monotonic()
-    for batch in answer_batches(
+    for texts in continue_lines(
         run.model,
         run.variables,
         run.tokenizer,
@@ -102,89 +99,17 @@ def _answer_all(
         context_devices=options.context_devices,
         done=answers.done,
     ):
-        answers.add(
-            {
-                line.number: _answer(line, completion, logprobs=options.logprobs)
-                for line, completion in batch
-                # The answers of the other lines are in the file already.
-                if line.number not in answers.done
-            }
-        )
+        # The answers of the other lines are in the file already.
+        new = {
+            line.number: _answer(line, completion, logprobs=options.logprobs)
+            for line, completion in texts
+            if line.number not in answers.done
+        }
+        if new:
+            answers.add(new)
         if time.monotonic() - last_report > PROGRESS_SECONDS:
             last_report = time.monotonic()
             print(f"{len(answers.done)} of {len(lines)} answers", file=sys.stderr, flush=True)
-
-
-def answer_batches(
-    model: Zaya,
-    variables: Mapping,
-    tokenizer: Tokenizer,
-    lines: Sequence[PromptLine],
-    params: SamplingParams,
-    *,
-    batch_size: int,
-    context_devices: int = 1,
-    done: Container[int] = (),
-) -> Iterator[Sequence[tuple[PromptLine, Completion]]]:
-    """Continues lines, and yields each of their `batches` with its texts.
-
-    Args:
-      model: the model.
-      variables: its weights.
-      tokenizer: tokenizer of the texts.
-      lines: prompts; their limits, seeds and end tokens replace those of the parameters.
-      params: how the lines are continued. A constraint waits for the thoughts of chats.
-      batch_size: maximum number of rows of a batch.
-      context_devices: number of devices that share the cache.
-      done: numbers of lines that have a text. A batch of such lines alone is skipped.
-    """
-    # A batch is filled up to its size with copies: a larger size than there are lines is computed in vain.
-    size = min(batch_size, len(lines))
-    # Batches are formed from all lines, also from those that have answers: a resumed process computes the
-    # same batches as an uninterrupted one, and thus the same bits.
-    for batch in batches(lines, size, in_chunks=context_devices > 1):
-        if all(line.number in done for line in batch):
-            continue
-        # A last batch is filled up with copies of its last line: another size would be another program.
-        rows = [*batch, *[batch[-1]] * (size - len(batch))]
-        each_params = [
-            dataclasses.replace(
-                params,
-                max_new_tokens=line.limit,
-                seed=line.seed,
-                stop_token_ids=line.prompt.end_ids,
-                constraint=params.constraint and params.constraint.with_thoughts(line.prompt.think_ids),
-            )
-            for line in rows
-        ]
-        prompts = [line.prompt.tokens for line in rows]
-        texts = complete(model, variables, tokenizer, prompts, each_params, context_devices=context_devices)
-        # Without those of the copies.
-        yield list(zip(batch, texts, strict=False))
-
-
-def batches(
-    lines: Sequence[PromptLine], size: int, *, in_chunks: bool = False
-) -> Iterator[Sequence[PromptLine]]:
-    """Groups lines into batches of one padded length, one cache length and the same end tokens.
-
-    The shapes of a line do not depend on its neighbors, and neither does the program that continues it. The
-    longest lines come first, so that what does not fit into memory fails at once.
-
-    Args:
-      lines: prompts.
-      size: maximum number of lines of a batch.
-      in_chunks: whether devices share the cache.
-    """
-
-    def shape(line: PromptLine) -> tuple[int, int, tuple[int, ...]]:
-        # The same functions as in `generate`, so that a batch is never padded to another shape there.
-        padded = padded_length(len(line.prompt.tokens), in_chunks=in_chunks)
-        return cache_length(padded, line.limit), padded, line.prompt.end_ids
-
-    for _, group in itertools.groupby(sorted(lines, key=shape, reverse=True), key=shape):
-        by_length = sorted(group, key=lambda line: len(line.prompt.tokens), reverse=True)
-        yield from (by_length[first : first + size] for first in range(0, len(by_length), size))
 
 
 def _answer(line: PromptLine, completion: Completion, *, logprobs: bool) -> dict[str, Any]:

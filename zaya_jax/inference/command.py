@@ -115,7 +115,7 @@ def _add_file_options(parser: Parser) -> None:
     )
     files.add_argument("--input", metavar="FILE", help="prompts, as JSON lines")
     files.add_argument("--output", metavar="FILE", help="file for the answers, as JSON lines")
-    files.add_argument("--batch-size", default=16, help="prompts per batch")
+    files.add_argument("--batch-size", default=16, help="prompts that are continued at a time")
     files.add_argument("--logprobs", action="store_true", help="write tokens and their log-probabilities")
 
 

@@ -60,7 +60,7 @@ def complete(
       UserError: for an invalid prompt or parameter.
     """
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    writers = [_writer(tokenizer, each) for each in each_params]
+    writers = [text_writer(tokenizer, each) for each in each_params]
     texts, generations = [""] * len(writers), list[Generation]()
     # Without stop strings there is nothing to search for: the device generates everything in one call.
     chunk = STOP_CHUNK if any(each.stop for each in each_params) else None
@@ -124,15 +124,16 @@ def text_of(
     marks: Mapping[int, str] | None = None,
 ) -> Iterator[Piece]:
     """Yields the text of tokens as they arrive; the other arguments are those of `stream_text`."""
-    writer = _writer(tokenizer, params, marks)
+    writer = text_writer(tokenizer, params, marks)
     for token in tokens:
         yield from writer.add(token)
         if writer.finish_reason:
             return
 
 
-def _writer(
+def text_writer(
     tokenizer: Tokenizer, params: SamplingParams, marks: Mapping[int, str] | None = None
 ) -> TextWriter:
+    """Returns the writer of a text that is continued with these parameters."""
     limit, end_ids = params.max_new_tokens, params.stop_token_ids
     return TextWriter(tokenizer, limit=limit, eos_id=end_ids, stop=params.stop, marks=marks)

@@ -177,7 +177,7 @@ def _parser() -> Parser:
         "--batch-size",
         default=16,
         metavar="N",
-        help="candidates per batch; fewer need less memory. Another batch size rounds sums differently, "
+        help="candidates at a time; fewer need less memory. Another batch size rounds sums differently, "
         "which may change texts",
     )
     parser.add_argument(

@@ -21,10 +21,10 @@ import numpy as np
 
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.errors import UserError
-from zaya_jax.inference.batch_generation import answer_batches
 from zaya_jax.inference.completion import Completion
 from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.inference.engine.text_stream import FinishReason
+from zaya_jax.inference.line_texts import continue_lines
 from zaya_jax.inference.prompt_files import PromptLine
 from zaya_jax.inference.prompting import Prompt
 from zaya_jax.inference.rsa.aggregation import Aggregate, AnswerOf, aggregate, find_answer, tail_of, vote
@@ -166,7 +166,7 @@ class Thinker:
       aggregate: function that makes a prompt of a question and tails.
       answer_of: function that finds the answer in a text; of a text with thoughts it gets what follows them.
       think_end_id: token that ends a thought; None if there is none.
-      batch_size: number of candidates per batch, which bounds the memory. Candidates of one seed differ
+      batch_size: number of candidates at a time, which bounds the memory. Candidates of one seed differ
         between batch sizes by rounding only; see `zaya_jax.inference.engine.generate`.
     """
 
@@ -195,7 +195,7 @@ class Thinker:
         *,
         on_batch: Callable[[int, int], None] = lambda *_: None,
     ) -> list[RsaResult]:
-        """Answers questions, round by round; a batch may have candidates of several questions.
+        """Answers questions, round by round; candidates of several questions are continued together.
 
         A question's draws are those that it has alone. The seed of question n is that of the parameters plus
         n.
@@ -203,7 +203,7 @@ class Thinker:
         Args:
           questions: texts of the questions.
           config: budget.
-          on_batch: function that is called after each batch with the round and the number of candidates.
+          on_batch: function that is called when candidates are complete, with the round and their number.
 
         Raises:
           UserError: if the context is too short for the budget, before anything is generated.
@@ -268,12 +268,11 @@ class Thinker:
                 tails = [previous[place][other].tail for other in subset]
                 prompt = self.prompt_of(self.aggregate(question, tails) if tails else question)
                 seed_of_tokens = token_seed(seed, round_index, index)
-                # Prompt lines as in `zaya generate --input`: batches of one shape, whose rows have their
-                # own limits and seeds.
+                # Prompt lines as in `zaya generate --input`, which have their own limits and seeds.
                 lines.append(PromptLine(len(lines), {}, prompt, config.budget(round_index), seed_of_tokens))
                 subsets.append(subset)
         candidates: dict[int, Candidate] = {}
-        for batch in answer_batches(
+        for batch in continue_lines(
             self.model,
             self.variables,
             self.tokenizer,
