@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from constrained_texts import CONFIG, END, EOS, TOKENIZER, constraint_of, load
@@ -60,7 +61,7 @@ def test_texts_are_those_of_static_batches():
     assert any(len(stopped[number].tokens) < len(text.tokens) for number, text in texts.items())
     # Where devices share a cache, the lines are continued in static batches.
     model, variables = load()
-    static = line_texts._continue_in_batches(
+    static = line_texts.continue_in_batches(
         model, variables, TOKENIZER, lines, PARAMS, size=2, context_devices=1, done=()
     )
     assert {number: each.tokens for number, each in by_number(static).items()} == {
@@ -113,6 +114,15 @@ def test_a_grammar_that_fails_ends_the_generation(monkeypatch):
     monkeypatch.setattr(type(constraint), "with_thoughts", lambda self, _: self)
     with pytest.raises(UserError, match="too complex"):
         texts_of([line(1, 20)], dataclasses.replace(PARAMS, constraint=constraint))
+
+
+def test_logits_that_are_not_finite_end_the_generation():
+    model, variables = load()
+    broken = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), variables)
+    with pytest.raises(
+        UserError, match=r"prompt 7: after 20 tokens .* not finite numbers; check the weights"
+    ):
+        list(continue_lines(model, broken, TOKENIZER, [line(7, 20)], PARAMS, batch_size=3))
 
 
 def test_groups_have_one_length():

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
+from zaya_jax.errors import UserError
 from zaya_jax.inference.completion import Completion, complete, text_writer
 from zaya_jax.inference.engine.decoder import cast_matrices
 from zaya_jax.inference.engine.engine import PREFILL_CHUNK, PREFIX_BYTES, Engine
@@ -53,7 +54,7 @@ def continue_lines(
         group is continued and yielded again.
 
     Raises:
-      UserError: for a constraint that a text cannot follow.
+      UserError: for a constraint that a text cannot follow, and for logits that are not finite.
     """
     # More slots than there are lines would be computed in vain.
     size = min(batch_size, len(lines))
@@ -61,7 +62,7 @@ def continue_lines(
     if context_devices > 1:
         # The engine's rows each have a length. Devices can share a cache of rows of one length only, which
         # are continued as static batches.
-        yield from _continue_in_batches(
+        yield from continue_in_batches(
             model, variables, tokenizer, lines, params, size=size, context_devices=context_devices, done=done
         )
         return
@@ -163,9 +164,16 @@ class _LineText:
         self._logprobs: list[float] = []
 
     def add(self, event: Event) -> bool:
-        """Adds the tokens of an event; returns whether the text ends with them."""
+        """Adds the tokens of an event; returns whether the text ends with them.
+
+        Raises:
+          UserError: if the logits are not finite, or a constraint cannot be followed.
+        """
         if isinstance(event, Failed):
-            raise event.error
+            error = event.error
+            if isinstance(error, FloatingPointError):
+                raise UserError(f"prompt {self.line.number}: {error}; check the weights") from error
+            raise error
         if not isinstance(event, Tokens) or self._writer.finish_reason:
             return False
         for new in event.new:
@@ -199,7 +207,7 @@ def params_of(line: PromptLine, params: SamplingParams) -> SamplingParams:
     )
 
 
-def _continue_in_batches(
+def continue_in_batches(
     model: Zaya,
     variables: Mapping,
     tokenizer: Tokenizer,
@@ -210,6 +218,7 @@ def _continue_in_batches(
     context_devices: int,
     done: Container[int],
 ) -> Iterator[Texts]:
+    """Continues lines in static batches, whose cache devices may share; the arguments are those above."""
     # Batches are formed from all lines, also from those that have answers, as groups are.
     for batch in batches(lines, size):
         if all(line.number in done for line in batch):
