@@ -77,11 +77,13 @@ def short_prompts(network: str) -> list[ShortPrompts]:
 def make_short_prompts(network: str) -> Callable[[], ShortPrompts]:
     """Prepares an engine; a call measures one round."""
     engine, vocabulary = _load_engine(network, SHORT_PROMPTS[1] + SHORT_ANSWER)
+    # The same prompts in every round, so that rounds differ by the machine alone.
     numbers = np.random.default_rng(0)
     sizes = SHORT_PROMPTS, (SHORT_ANSWER, SHORT_ANSWER)
     prompts = [_random_request(numbers, vocabulary, *sizes) for _ in range(NUM_SHORT)]
 
     def call() -> ShortPrompts:
+        # All at time zero: most of them wait for a slot, which their first token shows.
         served = ServedRequests(engine, prompts, [0.0] * NUM_SHORT)
         seconds = served.run()
         return ShortPrompts(NUM_SHORT / seconds, *_p50_and_p99(served.first_waits()))
@@ -121,7 +123,8 @@ def _load_engine(network: str, length: int) -> tuple[Engine, int]:
     model, variables = load_pytorch(network, execution=ExecutionConfig(dtype="float32"))
     # No prefix cache: the random prompts share no prefixes.
     engine = Engine(model, variables, num_slots=SLOTS, max_length=length, prefix_bytes=0)
-    engine.warm_up()  # otherwise a program that the untimed call does not need would compile in a timed one
+    # Otherwise a program that the untimed call does not need would compile in a timed one.
+    engine.warm_up()
     return engine, model.config.vocab_size
 
 

@@ -97,6 +97,7 @@ def check_agreement(calls: Mapping[str, Any]) -> None:
     """
     for side, call in calls.items():
         for name, expected in calls[OURS].outputs.items():
+            # Tokens are whole numbers: a different one exceeds any tolerance.
             differences = np.abs(np.asarray(call.outputs[name]) - expected)
             # Not "greater", because NaN is no agreement.
             if not np.quantile(differences, 1 - MAX_SHARE, method="higher") <= TOLERANCE:
