@@ -208,17 +208,18 @@ def test_the_scan_is_a_loop_over_layers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("remat", "scan_layers"),
+    ("remat", "scan_layers", "num_layers"),
     [
-        ("products", True),
-        ("group", True),
-        ("none", False),
-        pytest.param("layer", True, marks=pytest.mark.campaign),
-        pytest.param("group", False, marks=pytest.mark.campaign),
+        ("products", True, 4),
+        ("group", True, 4),  # two groups of two
+        ("none", False, SLIDING.num_hidden_layers),
+        pytest.param("none", False, 4, marks=pytest.mark.campaign),
+        pytest.param("layer", True, 4, marks=pytest.mark.campaign),
+        pytest.param("group", False, 4, marks=pytest.mark.campaign),
     ],
 )
-def test_neither_remat_nor_unrolling_changes_a_value(remat, scan_layers):
-    even = dataclasses.replace(SLIDING, num_hidden_layers=4)  # two groups of two
+def test_neither_remat_nor_unrolling_changes_a_value(remat, scan_layers, num_layers):
+    even = dataclasses.replace(SLIDING, num_hidden_layers=num_layers)
     variables = variables_of(even)
     execution = dataclasses.replace(EXECUTION, remat=remat, scan_layers=scan_layers)
     loss, gradient, out = loss_and_gradient(even, variables, *packed())

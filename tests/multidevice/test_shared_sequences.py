@@ -10,10 +10,11 @@ trained = functools.partial(program, "shared_sequences_and_whole.py")
 
 
 @pytest.mark.slow
-def test_attention_across_devices_equals_that_of_whole_sequences():
+@pytest.mark.parametrize("cases", ["first", pytest.param("more", marks=pytest.mark.campaign)])
+def test_attention_across_devices_equals_that_of_whole_sequences(cases):
     """Values and gradients; gathered and ring; windows and chunks of all sizes; float32."""
-    actual = program("shared_attention_and_whole.py")
-    assert len(actual) == 16
+    actual = program("shared_attention_and_whole.py", cases)
+    assert len(actual) >= 8
     assert all(error < 1e-5 for error in actual.values()), actual
 
 

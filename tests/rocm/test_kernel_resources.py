@@ -16,6 +16,7 @@ from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.plan.compiled.kernel_report import DTYPES, compile_kernels
 from zaya_jax.plan.gpus import MI300X
 
+BFLOAT16, FLOAT32 = DTYPES
 GOLDEN = pathlib.Path(__file__).parent / "main_loops.json"
 
 
@@ -31,11 +32,11 @@ def main_loops():
             **(dataclasses.asdict(report.kernel.loop) if report.kernel.loop else {}),
             "waves": report.kernel.waves_per_simd(MI300X),
         }
-        for report in reports("bfloat16")
+        for report in reports(BFLOAT16)
     }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [BFLOAT16, pytest.param(FLOAT32, marks=pytest.mark.campaign)])
 def test_no_kernel_spills_and_those_with_products_use_matrix_instructions(dtype):
     assert {r.name for r in reports(dtype)} == {n for case in cases(SIZES["zaya1_8b"]) for n in case.kernels}
     for report in reports(dtype):

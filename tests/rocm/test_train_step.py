@@ -52,6 +52,11 @@ def compiled(nodes):
     return compile_program(train_step_job(small_zaya1(cluster.num_gpus), cluster))
 
 
+@functools.cache
+def report(nodes):
+    return read_compilation(compiled(nodes), Cluster(device=MI300X, nodes=nodes, gpus_per_node=8))
+
+
 @pytest.fixture(params=NODES, ids=lambda nodes: f"{nodes}x8")
 def nodes(request):
     return request.param
@@ -74,7 +79,7 @@ def test_bfloat16_gradients_are_summed_in_float32(nodes):
     """The communication library rounds sums at each hop to the dtype of the collective."""
     config = small_zaya1(8 * nodes)
     assert config.execution.gradient_dtype == "bfloat16"
-    step = read_compilation(compiled(nodes), Cluster(device=MI300X, nodes=nodes, gpus_per_node=8))
+    step = report(nodes)
     assert step.collectives["reduce-scatter"].dtypes == ("f32",)
     assert "bf16" in step.collectives["all-gather"].dtypes
 
@@ -220,7 +225,7 @@ def test_float32_factors_of_the_float32_step_are_not_rounded_to_xf32(implementat
 
 def test_the_report_of_a_compiled_step(nodes):
     cluster = Cluster(device=MI300X, nodes=nodes, gpus_per_node=8)
-    step = read_compilation(compiled(nodes), cluster)
+    step = report(nodes)
     state = state_bytes(small_zaya1(cluster.num_gpus), cluster.num_gpus)
     batch = 2 * 64 * 4 * 5
     assert step.memory.arguments == pytest.approx(state.master + state.moments + batch, rel=0.02, abs=4096)

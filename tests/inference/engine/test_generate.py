@@ -20,6 +20,11 @@ from zaya_jax.model.zaya import Zaya
 VOCABULARY = SMALL.vocab_size
 PROMPTS = [[5, 17, 3, 60, 0, 9, 9, 31], [44], [7, 1, 2, 3, 4, 5, 6, 50, 51, 52, 53]]
 NUM_NEW = 20
+CONFIGS = pytest.mark.parametrize(
+    # The second one has layers of both kinds.
+    "config",
+    [pytest.param(SMALL, id="full", marks=pytest.mark.campaign), pytest.param(SLIDING, id="sliding")],
+)
 
 
 @functools.cache
@@ -50,7 +55,7 @@ def prompt_chunk(tokens_BT, padding=0):
     return PromptChunk(
         tokens_BT=jnp.asarray(tokens_BT, jnp.int32),
         segments_BT=jnp.asarray(segments_BT, jnp.int32),
-        row=jnp.asarray(0, jnp.int32),
+        row_B=jnp.arange(len(tokens_BT)),
         length=jnp.asarray(0, jnp.int32),
         is_last=jnp.asarray(True),
     )
@@ -68,7 +73,7 @@ def greedy_texts(config):
     return tuple(tuple(text) for text in texts)
 
 
-@pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["full", "sliding"])
+@CONFIGS
 def test_greedy_tokens_are_the_argmax_of_a_full_forward_pass(config):
     for prompt, text in zip(PROMPTS, greedy_texts(config), strict=True):
         best = best_next_tokens(config, [*prompt, *text[:-1]])
@@ -77,7 +82,7 @@ def test_greedy_tokens_are_the_argmax_of_a_full_forward_pass(config):
         assert len(set(text)) > 3  # varied text, because a constant one would prove little
 
 
-@pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["full", "sliding"])
+@CONFIGS
 def test_kernel_and_xla_agree_on_the_cache(config):
     """Padded prompts, and rings that have wrapped; logits are some dozen float32 roundings apart."""
     kernel = Zaya(config, dataclasses.replace(EXECUTION, decode_implementation="pallas"))
