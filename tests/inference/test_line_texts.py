@@ -84,6 +84,7 @@ def test_groups_are_computed_again_as_a_whole(monkeypatch):
     assert again == {number: texts[number] for number in (5, 6, 7, 8, 9)}  # bit for bit
 
 
+@pytest.mark.campaign
 def test_common_beginnings_are_read_once(monkeypatch):
     engines = []
 

@@ -17,7 +17,7 @@ ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Half a unit in the last place: the relative error of one rounding."""
 
 
-NUM_FAST_SHAPES = 12
+NUM_FAST_SHAPES = 6
 
 
 def in_turn(shapes):

@@ -18,8 +18,8 @@ def test_attention_across_devices_equals_that_of_whole_sequences(cases):
     assert all(error < 1e-5 for error in actual.values()), actual
 
 
-@pytest.mark.parametrize("form", ["gathered", pytest.param("ring", marks=pytest.mark.campaign)])
-@pytest.mark.slow
+@pytest.mark.parametrize("form", ["gathered", "ring"])
+@pytest.mark.campaign
 def test_a_run_on_shared_sequences_equals_one_on_whole_sequences(form):
     for actual in trained("train", form).values():
         assert actual["router_counts_LX"] == 0

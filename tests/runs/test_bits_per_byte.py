@@ -54,6 +54,7 @@ def held_out_size(texts: pathlib.Path, percent: int) -> int:
     )
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("build", [byte_fallback, squeezing_unigram])
 def test_a_run_reports_nats_by_the_bytes_of_its_held_out_files(build, tmp_path):
     made, folder, texts = build(), tmp_path / "tokenizer", tmp_path / "texts"

@@ -109,6 +109,7 @@ def test_a_resumed_run_has_the_same_average_bitwise(trained):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.campaign
 def test_the_average_may_be_disabled_and_enabled_at_a_resume(trained, capsys):
     """It changes no weight, ends with the checkpoints after it, and starts from the weights."""
     trained.copy_until("changed", HALF)

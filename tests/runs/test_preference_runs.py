@@ -118,6 +118,7 @@ def test_orpo_learns_without_a_reference(trained, capsys):
     assert {"nll_loss", "log_odds_ratio", "bits_per_byte"} <= trained.rows("validation", "orpo")[0].keys()
 
 
+@pytest.mark.campaign
 def test_kto_learns_from_pairs_that_are_split(trained):
     report = build_labeled_corpus(
         trained.folder / "votes",

@@ -72,6 +72,7 @@ def losses(run_folder: str | pathlib.Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in read_metrics(run_folder, "train")}
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_run_resumed_with_other_execution_equals_an_uninterrupted_one(tmp_path, capsys):
     """Gradients differ by rounding of float32 sums, about 1e-7 of their norm, and a step changes no weight by

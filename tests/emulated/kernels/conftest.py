@@ -56,7 +56,8 @@ def pytest_collection_modifyitems(items):
         if item.path.parent == FOLDER:
             test = item.path, getattr(item, "originalname", item.name)
             numbers[test] += 1
-            if numbers[test] > NUM_FAST_CASES or "any_shape" in item.name:
+            is_slow = "any_shape" in item.name or "same_in_every_run" in item.name
+            if numbers[test] > NUM_FAST_CASES or is_slow:
                 item.add_marker(pytest.mark.campaign)
             parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
             if any(isinstance(value, str) and value == "xla" for value in parameters):

@@ -35,6 +35,7 @@ def visited(num_queries, num_keys, start, *, blocks=(64, 32)):
     return jnp.stack([jnp.sum(x[..., 3] - x[..., 0]) for x in spans])
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_around_a_ring_every_device_visits_equally_many_blocks_and_all_visible_ones(ranks):
     size = 256
@@ -75,6 +76,7 @@ def kept_bytes(execution, ranks):
     return sum(x.size * x.dtype.itemsize for x in floats if x.size % SEQUENCES == 0)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("form", ["gathered", "ring"])
 @pytest.mark.parametrize("remat", ["products", "attention_and_experts", "layer"])
 def test_memory_of_a_device_does_not_grow_with_the_sequence(form, remat):

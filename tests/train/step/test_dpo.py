@@ -228,6 +228,7 @@ def test_packed_pairs_equal_single_ones(loss_type):
     check_equal(after_one_step(True, loss_type=loss_type), after_one_step(False, loss_type=loss_type))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("loss_type", ["sigmoid", "kto"])
 def test_two_microbatches_equal_one(loss_type):
     """The divergence of "kto" is that of the batch, in however many parts it is computed."""
