@@ -218,7 +218,18 @@ def continue_in_batches(
     context_devices: int,
     done: Container[int],
 ) -> Iterator[Texts]:
-    """Continues lines in static batches, whose cache devices may share; the arguments are those above."""
+    """Continues lines in static batches, whose cache devices may share, and yields the texts of each batch.
+
+    Args:
+      model: the model.
+      variables: its weights.
+      tokenizer: tokenizer of the texts.
+      lines: prompts; their limits, seeds and end tokens replace those of the parameters.
+      params: how the lines are continued.
+      size: number of rows of a batch.
+      context_devices: number of devices that share the cache.
+      done: numbers of lines that have a text; a batch of such lines alone is skipped.
+    """
     # Batches are formed from all lines, also from those that have answers, as groups are.
     for batch in batches(lines, size):
         if all(line.number in done for line in batch):

@@ -20,7 +20,7 @@ def reuse_host_memory() -> bool:
     them, and the kernel zeroes each page again: 248,000 pages per step of `zaya bench torch`, which is 16% of
     the CPU time. Without such mappings, the main thread's heap keeps the memory: 86 pages. XLA's own threads
     have heaps of at most 64 MiB, so the main thread must run the steps itself, and JAX dispatches none in
-    advance. With several devices in a process each has a thread, and nothing changes.
+    advance. With several devices in a process each has a thread, so that their memory is not reused.
 
     One heap for all threads would do as well, but threads that compile or compute would wait for each other:
     the first step of configs/tiny.py came after 26 s instead of 16.

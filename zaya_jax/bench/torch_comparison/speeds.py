@@ -14,9 +14,10 @@ COMPILE_SECONDS = 3600.0
 """Timeout for preparing a program: `torch.compile` generates and compiles C++."""
 TOLERANCE = 1e-4
 """Largest difference of an output: that of whole models in float32."""
-MAX_SHARE = 0.01
-"""Largest share of outputs with a larger difference. Where two experts of a token have nearly the same score,
-rounding decides, and the token gets another expert: 2 of 2,048 log-probabilities at batch 64."""
+MAX_SHARE, TIE_TOLERANCE = 0.01, 0.01
+"""Largest share of outputs with a larger difference, and the largest difference of those. Where two experts
+of a token have nearly the same score, rounding decides which one it gets: at batch 64 that changed 2 of 2,048
+log-probabilities, by 0.0013."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +91,18 @@ def _speed(part: Part, side: str, calls: Mapping[str, Sequence[Call]]) -> Paired
 
 
 def check_agreement(calls: Mapping[str, Any]) -> None:
-    """Checks that the outputs of all programs are ours within `TOLERANCE`, except for `MAX_SHARE` of them.
+    """Checks that the outputs of all programs are ours within `TOLERANCE`.
+
+    A share of `MAX_SHARE` of them needs to be within `TIE_TOLERANCE` only. Tokens are all equal.
 
     Raises:
-      RuntimeError: if more outputs of a program differ.
+      RuntimeError: if outputs of a program differ by more.
     """
     for side, call in calls.items():
         for name, expected in calls[OURS].outputs.items():
-            # Tokens are whole numbers: a different one exceeds any tolerance.
+            # Tokens are whole numbers: a different one exceeds both tolerances.
             differences = np.abs(np.asarray(call.outputs[name]) - expected)
             # Not "greater", because NaN is no agreement.
-            if not np.quantile(differences, 1 - MAX_SHARE, method="higher") <= TOLERANCE:
+            most = np.quantile(differences, 1 - MAX_SHARE, method="higher")
+            if not (most <= TOLERANCE and np.max(differences) <= TIE_TOLERANCE):
                 raise RuntimeError(f'{name} of "{side}" differ from ours by {np.max(differences):.2g}')

@@ -26,7 +26,7 @@ Part = Callable[[str], bool]
 
 
 def all_files(name: str) -> bool:
-    """Selects every file."""
+    """Selects every file of a step, weights and training state."""
     del name
     return True
 

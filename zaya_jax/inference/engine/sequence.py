@@ -71,7 +71,7 @@ class Sequence:
 
     @property
     def num_new(self) -> int:
-        """Number of generated tokens."""
+        """Number of tokens after the prompt, those not yet sent included."""
         return len(self.tokens) - self.num_prompt
 
     @property
