@@ -24,6 +24,9 @@ from pallas_kernels.grouped_matmul.rows import Grouping, count_rows, group_rows,
 from pallas_kernels.grouped_matmul.triton import Blocks
 from pallas_kernels.product import AnyMatrix, QuantizedMatrix
 
+FEW_ROWS = 128
+"""Number of rows up to which `choice.TABLE` may choose another implementation."""
+
 
 def grouped_matmul(
     rows_PD: jax.Array,
@@ -193,7 +196,7 @@ def _directions(
 ) -> _Directions:
     blocks = pallas.blocks_for(rows_PD.dtype) if blocks is None else blocks
     # Decoding has few rows, for which the fixed cost of a vendor's grouped product dominates.
-    has_few_rows = rows_PD.shape[0] <= blocked.FEW_ROWS
+    has_few_rows = rows_PD.shape[0] <= FEW_ROWS
     chosen = choose(operation, implementation, has_few_rows=has_few_rows)
     # "a+b" is a for the forward pass and b for the gradients.
     forward, _, backward = chosen.partition("+")

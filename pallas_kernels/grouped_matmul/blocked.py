@@ -16,24 +16,26 @@ from jax import lax
 
 from pallas_kernels.grouped_matmul.operands import Operands
 from pallas_kernels.precision import matmul
-from pallas_kernels.product.xla import ROWS_IN_PLACE, product_in_place, transposed_product
+from pallas_kernels.product.xla import product_in_place, transposed_product
 
 BLOCK_ROWS = 512
 """Rows of a block: enough for nine tenths of a CPU's peak; weights are read once for each block."""
-ROUNDING = 64
-"""Multiple, in rows, to which the last block of a group is rounded up."""
-FEW_ROWS = 128
-"""Number of rows up to which blocks have at most `ROWS_IN_PLACE` rows and read the weights in place. With
-more rows, blocks have up to `BLOCK_ROWS`."""
+ROUNDINGS = 8, 64
+"""Smallest and largest multiple, in rows, to which the last block of a group is rounded up. Finer ones waste
+less work, but each size is a loop to compile."""
+ROWS_IN_PLACE = 16
+"""Number of rows up to which each reads its matrix in place, without blocks."""
 
 
 def multiply(operands: Operands) -> jax.Array:
     """Multiplies each group's rows by its matrix in the stack; rows after the last group become zeros."""
     rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
-    if rows_PD.shape[0] == 1:
-        return _product_of_one(rows_PD, group_sizes_E, stack_MDF, first_matrix)
-    product = product_in_place if rows_PD.shape[0] <= FEW_ROWS else _multiply
-    return product_of_blocks(rows_PD, group_sizes_E, stack_MDF, first_matrix, product)
+    if not 0 < rows_PD.shape[0] <= ROWS_IN_PLACE:
+        return product_of_blocks(rows_PD, group_sizes_E, stack_MDF, first_matrix, _multiply)
+    group_P, _ = _repeat(group_sizes_E, rows_PD.shape[0])
+    out_PF = product_in_place(rows_PD, stack_MDF, first_matrix + group_P)
+    is_valid_P = jnp.arange(rows_PD.shape[0]) < group_sizes_E.sum()
+    return jnp.where(is_valid_P[:, None], out_PF, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +56,18 @@ class _Blocks:
         return ((row >= self.first[i]) & (row < self.end[i]))[:, None]
 
 
-def block_sizes(num_rows: int, few_rows: int = FEW_ROWS) -> tuple[int, ...]:
+def block_sizes(num_rows: int) -> tuple[int, ...]:
     """Returns the rows of a block for each loop: over whole blocks first, then over last blocks."""
-    are_few = num_rows <= few_rows
-    largest = min(ROWS_IN_PLACE if are_few else BLOCK_ROWS, num_rows)
-    rounding = ROWS_IN_PLACE // 2 if are_few else ROUNDING
+    largest, (least, most) = min(BLOCK_ROWS, num_rows), ROUNDINGS
+    rounding = min(max(least, num_rows // 16), most)
     return (largest, *range(rounding, largest, rounding), largest)
 
 
-def _cut(group_sizes_E: jax.Array, num_rows: int, few_rows: int = FEW_ROWS) -> Iterator[_Blocks]:
+def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
     """Yields the blocks of all groups by size: first the last block of each group, then the whole blocks."""
     if num_rows == 0:
         return
-    largest, *last_sizes = block_sizes(num_rows, few_rows)
+    largest, *last_sizes = block_sizes(num_rows)
     end_E = jnp.cumsum(group_sizes_E)
     whole_E = jnp.maximum(group_sizes_E - 1, 0) // largest  # number of blocks before the last one
     rest_E = group_sizes_E - whole_E * largest
@@ -105,7 +106,6 @@ def product_of_blocks(
     stack_MDF: Any,
     first_matrix: jax.Array,
     multiply: Callable,
-    few_rows: int = FEW_ROWS,
 ) -> jax.Array:
     """Runs `multiply(block, stack_MDF, matrix)` over all blocks, writing into zeros.
 
@@ -115,11 +115,10 @@ def product_of_blocks(
       stack_MDF: matrices of all layers, in any form that `multiply` reads.
       first_matrix: index of the first group's matrix.
       multiply: function of a block of rows, the stack, and the index of the block's matrix.
-      few_rows: number of rows up to which blocks have at most `ROWS_IN_PLACE` rows.
     """
     out = jax.eval_shape(multiply, rows_PX, stack_MDF, first_matrix)
     out_PY = _zeros(out.shape, out.dtype, rows_PX)
-    for blocks in _cut(group_sizes_E, rows_PX.shape[0], few_rows):
+    for blocks in _cut(group_sizes_E, rows_PX.shape[0]):
 
         def step(i, out_PY, blocks=blocks):
             rows = lax.dynamic_slice_in_dim(rows_PX, blocks.start[i], blocks.size)
@@ -149,15 +148,6 @@ def _zeros(shape: tuple[int, ...], dtype: Any, after: jax.Array) -> jax.Array:
 
 def _multiply(rows: jax.Array, stack_MDF: jax.Array, matrix: jax.Array) -> jax.Array:
     return matmul(rows, lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False))
-
-
-def _product_of_one(
-    row_1D: jax.Array, group_sizes_E: jax.Array, stack_MDF: jax.Array, first_matrix: jax.Array
-) -> jax.Array:
-    """Multiplies a single row, a token that is decoded, without a loop."""
-    group, _ = _repeat(group_sizes_E, 1)
-    out_1F = product_in_place(row_1D, stack_MDF, first_matrix + group[0])
-    return jnp.where(group_sizes_E.sum() > 0, out_1F, 0)
 
 
 def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -40,8 +40,7 @@ def multiply_quantized(
     if group_sizes_E.shape != weights_EDF.shape[:1] or rows_PD.shape[1] != weights_EDF.shape[1]:
         raise ArgumentError(f"{shapes}: they must be [P, D], [E, D, F] and [E]")
     stack_MDF, first_matrix = flat_stack(weights_EDF)
-    # A block dequantizes its whole matrix, so that many small blocks of a group would repeat that.
-    return blocked.product_of_blocks(rows_PD, group_sizes_E, stack_MDF, first_matrix, _multiply, few_rows=0)
+    return blocked.product_of_blocks(rows_PD, group_sizes_E, stack_MDF, first_matrix, _multiply)
 
 
 def _multiply(rows: jax.Array, stack_MDF: QuantizedMatrix, number: jax.Array) -> jax.Array:

@@ -43,27 +43,21 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
 FUSED_READERS = 15
 """Largest number of readers into each of which XLA fuses, and so repeats, a producer; with one more the
 producer gets its own loop."""
-ROWS_IN_PLACE = 8
-"""Largest number of rows that are multiplied in place: a matrix of 512 x 1,024 took 82 us for one row, 102
-for 4 and 144 for 8, while a copy and a product took 207 to 246 (2 cores of an Intel Xeon at 2.6 GHz, 64
-matrices in turn)."""
 MIN_ENTRIES_IN_PLACE = 2**14
 """Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
 slower for 64 x 64."""
 
 
-def product_in_place(
-    x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtype: Any = None
-) -> jax.Array:
-    """Computes `x @ stack[number]` for so few rows that reading the matrix dominates.
+def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any = None) -> jax.Array:
+    """Computes `x[..., p, :] @ stack[numbers_P[p]]` for each row p, of so few that reading dominates.
 
-    On CPUs all cores read the matrix once, in place. A plain product would first copy the slice, on one core,
-    and read the copy.
+    On CPUs all cores read the matrices, in place. A plain product would first copy them. Rows with the same
+    matrix should follow each other: then it is in a cache for all but the first.
 
     Args:
-      x: rows, [*A, P, D]; above `ROWS_IN_PLACE` a plain product is faster.
+      x: rows, [*A, P, D].
       stack: matrices, [M, *A, D, F].
-      number: index of the matrix in the stack.
+      numbers_P: index of each row's matrix in the stack.
       dtype: dtype of the product; None for that of the operands. On CPUs sums are float32.
 
     Returns:
@@ -72,23 +66,29 @@ def product_in_place(
     dtype = dtype or jnp.result_type(x, stack)
 
     def product(x: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
-        matrix = lax.dynamic_index_in_dim(stack, number, keepdims=False)
-        return matmul(x, matrix, dtype=dtype)
+        return matmul(x, lax.dynamic_index_in_dim(stack, number, keepdims=False), dtype=dtype)
 
-    def in_place(x: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
+    def products(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
+        if len(numbers_P) == 1:
+            return product(x, stack, numbers_P[0])
+        of_rows = jax.vmap(product, in_axes=(-2, None, 0), out_axes=-2)
+        return of_rows(x[..., None, :, :], stack, numbers_P)[..., 0, :, :]
+
+    def in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
         columns = x.mT.astype(jnp.float32)[..., None]  # [*A, D, P, 1]
         first, *others = stages
         size = stack.shape[-2] // first
         starts = range(0, stack.shape[-2], size)
-        sums: Any = sum(columns[..., i : i + size, :, :] * _rows(stack, number, i, size) for i in starts)
+        # Rows of a matrix are the outer axis, so that cores share the work on each matrix.
+        sums: Any = sum(columns[..., i : i + size, :, :] * _rows(stack, numbers_P, i, size) for i in starts)
         for count in others:
             sums = sum(jnp.split(sums, count, axis=-3))
         return sums[..., 0, :, :].astype(dtype)
 
     stages = _stages(stack.shape[-2])
     is_large = math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE
-    cpu = not_inlined(in_place) if stages and is_large else product
-    return lax.platform_dependent(x, stack, jnp.asarray(number), cpu=cpu, default=product)
+    cpu = not_inlined(in_place) if stages and is_large else products
+    return lax.platform_dependent(x, stack, numbers_P, cpu=cpu, default=products)
 
 
 def _stages(num_rows: int) -> list[int]:
@@ -106,23 +106,27 @@ def _stages(num_rows: int) -> list[int]:
     return []
 
 
-def _rows(stack: jax.Array, number: jax.Array, first: int, count: int) -> jax.Array:
-    """Returns rows of one matrix, [*A, count, 1, F], in float32.
+def _rows(stack: jax.Array, numbers_P: jax.Array, first: int, count: int) -> jax.Array:
+    """Returns rows of one matrix for each number, [*A, count, P, F], in float32.
 
     Each reader gets its own slice: XLA copies a slice that is shared.
     """
-    start = (number, *(0,) * (stack.ndim - 3), first, 0)
-    shape = (1, *stack.shape[1:-2], count, stack.shape[-1])
-    return lax.dynamic_slice(stack, start, shape)[0][..., None, :].astype(jnp.float32)
+    # Without a promise XLA would clamp the numbers.
+    rows = stack.at[numbers_P, ..., first : first + count, :].get(mode="promise_in_bounds")
+    return jnp.moveaxis(rows, 0, -2).astype(jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def product_xla(
     x: jax.Array, kernel: jax.Array, stack: jax.Array | None, number: jax.Array | None, dtype: Any
 ) -> jax.Array:
-    """Computes `x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one."""
-    if stack is not None and number is not None and x.shape[-2] <= ROWS_IN_PLACE:
-        return product_in_place(x, stack, number, dtype=dtype)
+    """Computes `x @ kernel`; a single row reads the kernel as matrix `number` of the stack, if there is one.
+
+    For one row of 512 x 1,024 float32 that took 76 us, and a copy and a product 121; for two rows 106 and 92
+    (2 cores of an AMD EPYC, 64 matrices in turn).
+    """
+    if stack is not None and number is not None and x.shape[-2] == 1:
+        return product_in_place(x, stack, number[None], dtype=dtype)
     return matmul(x, kernel, dtype=dtype)
 
 

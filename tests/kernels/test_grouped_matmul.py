@@ -13,7 +13,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS, FEW_ROWS
+from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS, ROWS_IN_PLACE
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
 from pallas_kernels.product import in_stack
 
@@ -31,8 +31,9 @@ CASES = {
     "one row": (1, [0, 0, 1, 0]),
     "no rows": (0, [0, 0, 0, 0]),
     "one row, of no group": (1, [0, 0, 0, 0]),
-    "as many rows as have small blocks": (FEW_ROWS, [FEW_ROWS - 21, 0, 5, 7]),
-    "one row more": (FEW_ROWS + 1, [3, 0, FEW_ROWS - 3, 0]),
+    "as many rows as are read in place": (ROWS_IN_PLACE, [ROWS_IN_PLACE - 14, 0, 5, 7]),
+    "one row more": (ROWS_IN_PLACE + 1, [3, 0, ROWS_IN_PLACE - 3, 0]),
+    "small blocks": (200, [17, 100, 0, 60]),
     "one row more than a block": (BLOCK + 1, [1, 0, BLOCK, 0]),
     "groups of whole blocks": (MANY, [BLOCK, 2 * BLOCK, 0, 40]),
     "many blocks, no boundary on a multiple": (MANY, [BLOCK - 1, 0, 2 * BLOCK + 5, 36]),
@@ -95,7 +96,7 @@ def test_product_and_gradients(name, implementation):
     assert not np.any(ours[1][behind:])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][0] <= FEW_ROWS])
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][0] <= ROWS_IN_PLACE])
 def test_few_rows_and_matrices_large_enough_to_be_read_in_place(name):
     num_rows, sizes = CASES[name]
     random = np.random.default_rng(num_rows)
