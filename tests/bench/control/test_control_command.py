@@ -28,16 +28,18 @@ def test_options_that_cannot_be_are_refused(tmp_path):
 
 def test_tables_have_all_phases():
     phases = {name: PhaseCost(0.25, 96, 1000, 0.004) for name in PHASES}
-    rows = [Row(64, False, 2, phases), Row(8192, True, None, phases)]
+    rows = [Row(64, False, 2, phases), Row(64, True, 2, phases), Row(8192, True, None, phases)]
     times, work = tables(rows)
-    assert times.row_count == work.row_count == 2
-    assert list(times.columns[0].cells) == ["64 measured, 2 cores", "8,192 simulated, their own cores"]
-    assert list(times.columns[1].cells) == ["250.0", "250.0"]
-    assert list(work.columns[1].cells) == ["96, 4.0", "96, 4.0"]
-    costs = Costs(*[1e-6] * 11)
+    names = ["64 measured, 2 cores", "64 simulated, 2 cores", "8,192 simulated, their own cores"]
+    assert list(times.columns[0].cells) == names
+    assert list(times.columns[1].cells) == ["250.0"] * 3
+    assert [column.header for column in work.columns] == ["process 0", "64", "8,192 simulated"]
+    assert list(work.columns[0].cells) == ["start", "service of jax", "same", "stop", "commit"]
+    assert list(work.columns[1].cells) == ["96, 4.0"] * 5
+    costs = Costs(*[1e-6] * 12)
     values = json.loads(json.dumps(to_json(costs, rows)))
     assert values["rows"][1]["phases"][STOP]["messages"] == 96
-    assert "Process 0 registers a process in 1 us" in describe_costs(costs)
+    assert "Process 0 registers a child in 1 us" in describe_costs(costs)
 
 
 def test_a_phase_lasts_from_the_last_arrival_to_the_last_end():
@@ -60,7 +62,7 @@ def test_a_phase_lasts_from_the_last_arrival_to_the_last_end():
 @pytest.mark.slow
 def test_four_real_processes_exchange_what_the_simulation_says(tmp_path):
     actual = phases_of(run_processes(4, tmp_path, rounds=1))
-    simulated = Simulation(4, Costs(*[1e-5] * 11)).run()
+    simulated = Simulation(4, Costs(*[1e-5] * 12)).run()
     for name in PHASES:
         assert (actual[name].messages, actual[name].num_bytes) == (
             simulated[name].messages,

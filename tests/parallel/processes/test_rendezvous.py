@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import json
 import socket
 import threading
 import time
@@ -12,9 +11,11 @@ import pytest
 from zaya_jax.errors import TIMED_OUT, USER_ERROR, UserError, exit_code_of
 from zaya_jax.parallel.processes import listeners
 from zaya_jax.parallel.processes.errors import PeerTimeout
-from zaya_jax.parallel.processes.listeners import bind_address
+from zaya_jax.parallel.processes.listeners import PeerConnection, bind_address, host_and_port
 from zaya_jax.parallel.processes.process_group import ProcessGroup
 from zaya_jax.parallel.processes.rendezvous import assembled
+from zaya_jax.parallel.processes.tree.children import Hello
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
 
 
 def free_port() -> int:
@@ -23,11 +24,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def come(coordinator: str, count: int, process: int, limit: float):
+def come(coordinator: str, count: int, process: int, limit: float, *, fan_out: int = FAN_OUT):
     """Returns the result of a process: the hosts of all, or an error."""
     try:
         group = ProcessGroup(coordinator, count, process)
-        with assembled(group, host=f"host{process}", limit_seconds=limit) as assembly:
+        host = f"host{process}"
+        with assembled(group, host=host, limit_seconds=limit, fan_out=fan_out) as assembly:
             pass
         assert set(assembly.connections) == {*assembly.place.children, assembly.place.parent} - {None}
         assembly.close()
@@ -36,20 +38,40 @@ def come(coordinator: str, count: int, process: int, limit: float):
         return error
 
 
-def come_together(count: int, present, *, limit: float, counts=None):
+def introduce(
+    coordinator: str, count: int, process: int, *, port: int = 0, token: str = ""
+) -> PeerConnection:
+    """Connects a process that does nothing else."""
+    host, number = host_and_port(coordinator)
+    connection = PeerConnection(socket.create_connection((host, number), 10.0))
+    hello = Hello(process, count, "h", port, "secret", token)
+    connection.send(hello._asdict())
+    return connection
+
+
+def receive(connection: PeerConnection) -> dict:
+    """Returns the next message."""
+    while (message := connection.next_message()) is None:
+        connection.fill()
+    return message
+
+
+def come_together(count: int, present, *, limit: float, counts=None, fan_out: int = FAN_OUT):
     """Returns the result of each process in `present`."""
     coordinator = f"127.0.0.1:{free_port()}"
     with concurrent.futures.ThreadPoolExecutor(len(present)) as threads:
         each = [
-            threads.submit(come, coordinator, (counts or {}).get(process, count), process, limit)
+            threads.submit(
+                come, coordinator, (counts or {}).get(process, count), process, limit, fan_out=fan_out
+            )
             for process in present
         ]
         return [future.result(timeout=60) for future in each]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 40])
-def test_all_processes_receive_the_hosts_of_all(count):
-    received = come_together(count, range(count), limit=30.0)
+@pytest.mark.parametrize(("count", "fan_out"), [(1, 16), (2, 16), (4, 16), (40, 16), (30, 2), (5, 1)])
+def test_all_processes_receive_the_hosts_of_all(count, fan_out):
+    received = come_together(count, range(count), limit=30.0, fan_out=fan_out)
     assert received == [tuple(f"host{number}" for number in range(count))] * count
 
 
@@ -68,6 +90,46 @@ def test_late_processes_are_named_to_all_others(count, present, late):
         assert exit_code_of(error) == TIMED_OUT
         assert str(error).startswith(f"process 0 of {count} on host0 waited 1 s at 127.0.0.1:")
         assert str(error).endswith(f" for {late}")
+
+
+def test_a_late_process_is_named_through_several_levels():
+    """Those below it are there, although their parent is not, and wait in another process."""
+    place = place_of(8, 15, fan_out=2)
+    late = place.children[0]
+    assert place_of(late, 15, fan_out=2).children
+    results = come_together(15, [each for each in range(15) if each != late], limit=3.0, fan_out=2)
+    assert {str(error).partition(" for ")[2] for error in results} == {f"process {late}"}
+
+
+def test_a_process_that_dies_is_replaced_with_its_connections():
+    """Processes in a row: 1 dies after 2 has connected with it, and starts again."""
+    coordinator, hosts = f"127.0.0.1:{free_port()}", ("host0", "host1", "host2", "host3")
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        others = [threads.submit(come, coordinator, 4, number, 30.0, fan_out=1) for number in (0, 2, 3)]
+        time.sleep(0.3)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            dying = introduce(coordinator, 4, 1, port=listener.getsockname()[1])
+            child = PeerConnection(listener.accept()[0])
+            # Processes 2 and 3 come in any order.
+            assert receive(child)["token"] == "secret"
+            child.close()
+            dying.close()
+        assert come(coordinator, 4, 1, 30.0, fan_out=1) == hosts
+        assert [each.result(timeout=30) for each in others] == [hosts] * 3
+
+
+def test_only_process_0_is_open_to_processes_without_a_secret():
+    coordinator = f"127.0.0.1:{free_port()}"
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        others = [threads.submit(come, coordinator, 3, number, 30.0, fan_out=1) for number in (0, 1)]
+        time.sleep(0.3)
+        address, port, token = receive(introduce(coordinator, 3, 2))["next"]
+        with pytest.raises(OSError, match=r"closed the connection|reset"):
+            receive(introduce(f"{address}:{port}", 3, 2, token="guessed"))
+        # Without the secret it was not registered: the right one still can be.
+        right = introduce(f"{address}:{port}", 3, 2, token=token)
+        assert receive(right) == {"hosts": ["host0", "host1", "h"]}
+        assert [each.result(timeout=30) for each in others] == [("host0", "host1", "h")] * 2
 
 
 def test_process_0_is_missing():
@@ -101,7 +163,7 @@ def test_duplicate_numbers_and_different_counts_are_rejected():
 
 
 @pytest.mark.parametrize(
-    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff" * 4000, b"[1, 2]\n", b'{"process": []}\n']
+    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff" * 4000, b"[1, 2]\n", b'{"process": 1}\n']
 )
 def test_foreign_connections_are_ignored(noise):
     coordinator = f"127.0.0.1:{free_port()}"
@@ -122,10 +184,7 @@ def test_a_process_that_disconnected_is_late():
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         zero = threads.submit(come, coordinator, 3, 0, 2.0)
         time.sleep(0.3)
-        hello = {"process": 2, "num_processes": 3, "host": "h", "port": 0, "token": ""}
-        with socket.create_connection(("127.0.0.1", int(coordinator.rpartition(":")[2]))) as leaver:
-            leaver.sendall(json.dumps(hello).encode() + b"\n")
-            time.sleep(0.3)
+        introduce(coordinator, 3, 2).close()
         assert str(zero.result(timeout=30)).endswith("for processes 1, 2")
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.control.costs import measure_costs, phases_of, run_processes
-from zaya_jax.bench.control.phases import PHASES, PhaseCost
+from zaya_jax.bench.control.phases import PHASES, SERVICE, PhaseCost
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
@@ -104,12 +104,17 @@ def check_memory(processes: int) -> None:
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Returns a table of times, and one of the work of process 0."""
     times = dense_table("processes", *PHASES, title="milliseconds until the last process is done")
-    work = dense_table("processes", *PHASES, title="process 0: messages, milliseconds of CPU time")
     for row in rows:
         where = "their own cores" if row.cores is None else f"{row.cores} cores"
         name = f"{row.processes:,} {'simulated' if row.is_simulated else 'measured'}, {where}"
-        costs = [row.phases[phase] for phase in PHASES]
-        times.add_row(name, *(f"{1e3 * each.seconds:,.1f}" for each in costs))
+        times.add_row(name, *(f"{1e3 * row.phases[phase].seconds:,.1f}" for phase in PHASES))
+    # A row per phase shows what grows. Simulations on as many cores as measured are only for comparison.
+    shown = [row for row in rows if row.cores is None or not row.is_simulated]
+    counts = [f"{row.processes:,}{' simulated' if row.is_simulated else ''}" for row in shown]
+    work = dense_table("process 0", *counts, title="process 0: messages, milliseconds of CPU time")
+    for phase in PHASES:
+        costs = [row.phases[phase] for row in shown]
+        name = "service of jax" if phase == SERVICE else phase
         work.add_row(name, *(f"{each.messages:,}, {1e3 * each.cpu_seconds:,.1f}" for each in costs))
     return [times, work]
 
@@ -120,8 +125,9 @@ def describe_costs(costs: Costs) -> str:
     return (
         f"A message costs {micro['message']:.0f} us of CPU time at each end and "
         f"{1e3 * micro['per_byte']:.1f} ns per byte, and takes {micro['latency']:.0f} us more. Process 0 "
-        f"registers a process in {micro['register']:.0f} us, jax's service connects it in "
-        f"{micro['serve']:.0f} us, and a file in a manifest takes {micro['file']:.1f} us"
+        f"registers a child in {micro['register']:.0f} us and sends another process to one in "
+        f"{micro['redirect']:.0f} us, jax's service connects a process in {micro['serve']:.0f} us, and a "
+        f"file in a manifest takes {micro['file']:.1f} us"
     )
 
 

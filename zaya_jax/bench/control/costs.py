@@ -16,6 +16,7 @@ from zaya_jax.bench.control.simulation import Costs
 from zaya_jax.checkpoint.format.manifest import commit
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT
 
 FEW, MANY, MOST = 2, 32, 96
 """Numbers of processes whose differences are the cost of one more message, and of one more process."""
@@ -57,8 +58,12 @@ def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = 
 
 def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
     few, many, most = (run_processes(count, folder, rounds=1) for count in (FEW, MANY, MOST))
-    # What one more process costs process 0, which has as many children in both cases; and one more message.
-    register, first_register = _slope(many, most, (START,), MANY - 1, MOST - 1)
+    # What one more process costs process 0, which has as many children in both cases; one more child; and one
+    # more message.
+    redirect, _ = _slope(many, most, (START,), MANY - 1, MOST - 1)
+    one_child, children = (each["phases"][START]["cpu_seconds"] for each in (few, many))
+    children -= redirect * (MANY - 1 - FAN_OUT)
+    register = max(0.0, children - one_child) / (FAN_OUT - 1)
     serve, first_serve = _slope(many, most, (SERVICE,), MANY - 1, MOST - 1)
     message, _ = _slope(few, many, (SAME, STOP), *(_messages(each) for each in (few, many)))
     publish, file = _measure_manifest(folder)
@@ -69,7 +74,8 @@ def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
         # A message on its way also waits for its sender and its receiver.
         latency=max(0.0, one_way - 2 * message) if latency is None else latency,
         register=register,
-        first_register=first_register,
+        redirect=redirect,
+        first_register=max(0.0, one_child - register),
         start=few["start_cpu"],
         serve=serve,
         first_serve=first_serve,

@@ -43,7 +43,8 @@ class Costs:
       message: CPU time of a process for a message, at either end.
       per_byte: CPU time of a process per byte of a message, at either end.
       latency: time between two processes, without the CPU time of both.
-      register: CPU time of process 0 for one process in the rendezvous.
+      register: CPU time of a process for one child in the rendezvous.
+      redirect: CPU time of a process for one that it sends to a child.
       first_register: CPU time of process 0 for the rendezvous itself.
       start: CPU time of another process for its start, without jax's service.
       serve: CPU time of jax's service in process 0 for one process that connects.
@@ -57,6 +58,7 @@ class Costs:
     per_byte: float
     latency: float
     register: float
+    redirect: float
     first_register: float
     start: float
     serve: float
@@ -100,36 +102,65 @@ class Simulation:
     # Phases
 
     def _start(self) -> None:
-        self._missing = self._count - 1
+        self._registered: set[int] = set()
+        self._held: dict[int, list[int]] = {}
+        self._incomplete = [len(node.place.children) for node in self._nodes]
         self._work(0, self._costs.first_register, _nothing)
         for number in range(1, self._count):
-            self._work(number, self._costs.start, lambda: self._deliver(self._register))
+            come = functools.partial(self._come, 0, number)
+            self._work(number, self._costs.start, functools.partial(self._deliver, come))
 
-    def _register(self) -> None:
-        """Process 0 gets the first message of a process; after the last one it answers all of them."""
-        # Its first message, and the answer.
-        self._messages += 2
-        self._work(0, self._costs.register, self._release)
+    def _come(self, contact: int, number: int) -> None:
+        """A process sends its first message to process 0, or to the next one on the way to its parent."""
+        place = self._nodes[contact].place
+        child = max(each for each in place.children if each <= number)
+        self._messages += 0 if contact else 1
+        if child == number:
+            register = functools.partial(self._register, contact, number)
+            self._work(contact, self._costs.register, register)
+        elif child in self._registered:
+            self._redirect(contact, number, child)
+        else:
+            self._held.setdefault(child, []).append(number)
 
-    def _release(self) -> None:
-        self._missing -= 1
-        if self._missing == 0:
-            # In JSON a name has quotes, a comma and a space around it.
-            size = self._count * (_HOST_CHARACTERS + 4)
-            # Host names go down the tree; a parent sends them when its children have connected.
-            self._hand_down(0, size)
+    def _redirect(self, contact: int, number: int, child: int) -> None:
+        self._messages += 0 if contact else 1
+        come = functools.partial(self._come, child, number)
+        self._work(contact, self._costs.redirect, functools.partial(self._deliver, come))
 
-    def _hand_down(self, number: int, size: int) -> None:
+    def _register(self, parent: int, child: int) -> None:
+        self._registered.add(child)
+        for number in self._held.pop(child, ()):
+            self._redirect(parent, number, child)
+        # A first message says all of a process without children.
+        if not self._nodes[child].place.children:
+            self._complete_child(parent)
+
+    def _complete_child(self, parent: int) -> None:
+        self._incomplete[parent] -= 1
+        if self._incomplete[parent]:
+            return
+        place = self._nodes[parent].place
+        if place.parent is None:
+            self._hand_down(0)
+            return
+        # The hosts of the subtree go up.
+        above, cost = place.parent, self._cost_of_hosts(place.end - parent)
+        self._messages += 0 if above else 1
+        complete = functools.partial(self._complete_child, above)
+        arrive = functools.partial(self._work, above, cost, complete)
+        self._work(parent, cost, functools.partial(self._deliver, arrive))
+
+    def _hand_down(self, number: int) -> None:
+        cost = self._cost_of_hosts(self._count)
         for child in self._nodes[number].place.children:
-            cost = self._costs.message + size * self._costs.per_byte
-            # Process 0 has the connections already.
-            cost += self._costs.register if number else 0.0
-            receive = functools.partial(self._receive_hosts, child, size)
+            self._messages += 0 if number else 1
+            receive = functools.partial(self._work, child, cost, functools.partial(self._hand_down, child))
             self._work(number, cost, functools.partial(self._deliver, receive))
 
-    def _receive_hosts(self, number: int, size: int) -> None:
-        cost = self._costs.message + size * self._costs.per_byte
-        self._work(number, cost, lambda: self._hand_down(number, size))
+    def _cost_of_hosts(self, count: int) -> float:
+        # In JSON a name has quotes and a comma. The cost of a short message is in that of a child.
+        return count * (_HOST_CHARACTERS + 3) * self._costs.per_byte
 
     def _service(self) -> None:
         """All connect with jax's service, which answers when the last one has."""

@@ -1,13 +1,10 @@
 """Listeners and connections of the processes of a run among each other."""
 
-import hmac
 import json
 import resource
-import secrets
 import socket
-import time
-from collections.abc import Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any
 
 from zaya_jax.errors import UserError
 
@@ -16,10 +13,13 @@ BACKLOG = 8192
 # Files that a process has open without connections of other processes: shards, logs, devices.
 _OTHER_FILES = 512
 _LOCAL = ("127.0.0.1", "localhost")
-# Maximum size of a message of the rendezvous; the largest one lists the hosts of all processes.
-_MAX_LINE_BYTES = 2**22
-# Time for a client to send its first line. Processes of the run send it at once.
-_HELLO_SECONDS = 5.0
+_CHUNK_BYTES = 2**16
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Returns the parts of HOST:PORT; an IPv6 address has brackets there."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def bind_address(coordinator: str) -> str:
@@ -49,7 +49,7 @@ def listen(coordinator: str, port: int = 0) -> socket.socket:
 def allow_connections(num_processes: int) -> None:
     """Raises the limit of open files, which is often 1,024, as far as a user may.
 
-    Process 0 has a connection per process during the rendezvous, and one in jax's service afterwards.
+    Process 0 may have a connection per process during the rendezvous, and one in jax's service afterwards.
 
     Raises:
       UserError: if that is not enough.
@@ -66,88 +66,88 @@ def allow_connections(num_processes: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def resolution_failure(name: str) -> str | None:
+    """Returns why the name of a host does not resolve; None if it does."""
+    try:
+        socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return f'the coordinator\'s name "{name}" does not resolve ({reason}); check --coordinator'
+    return None
+
+
+def encode_line(message: dict[str, Any]) -> bytes:
+    """Returns a message as a line of JSON."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
 class PeerConnection:
-    """A TCP connection with a reader of its lines, whose buffer may already contain the next ones.
+    """A TCP connection with another process, which exchanges lines.
+
+    Lines that have arrived and were not read yet stay with it when another part of the program reads on.
 
     Attributes:
       socket: socket of the connection.
-      lines: buffered reader of the socket.
     """
 
     def __init__(self, connected: socket.socket):
-        self.socket, self.lines = connected, connected.makefile("rb")
+        self.socket, self._received = connected, bytearray()
 
-    def close(self) -> None:
-        """Closes the reader first and then the socket, which both hold the connection open."""
-        self.lines.close()
-        self.socket.close()
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message."""
+        self.socket.sendall(encode_line(message))
 
+    def fill(self, *, waits: bool = True) -> int:
+        """Receives data; returns the number of bytes that belong to lines that were not read yet.
 
-def read_object(lines: BinaryIO) -> dict[str, Any] | None:
-    """Reads a line of JSON; returns None if the connection was closed, or another service sent it."""
-    try:
-        message = json.loads(lines.readline(_MAX_LINE_BYTES))
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None
-
-
-class ChildListener:
-    """Listens for the children of this process in the tree. Use it as a context manager.
-
-    Args:
-      coordinator: HOST:PORT of process 0.
-      children: process numbers.
-
-    Attributes:
-      port: port at which it listens; 0 without children.
-      token: secret of the children, which get it from process 0.
-    """
-
-    def __init__(self, coordinator: str, children: Sequence[int]):
-        self._children = children
-        # Most processes have no children, and need no port.
-        self._listener = listen(coordinator) if children else None
-        self.port = self._listener.getsockname()[1] if self._listener else 0
-        self.token = secrets.token_hex(16)
-
-    def __enter__(self) -> "ChildListener":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._listener is not None:
-            self._listener.close()
-
-    def accept(self, deadline: float) -> dict[int, PeerConnection]:
-        """Returns the connections of all children, by process number.
+        Args:
+          waits: whether to wait for data.
 
         Raises:
-          TimeoutError: if some do not connect until the deadline.
+          BlockingIOError: if there is no data, and it does not wait.
+          OSError: if the connection has ended.
         """
-        accepted: dict[int, PeerConnection] = {}
-        while self._listener is not None and len(accepted) < len(self._children):
-            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection = PeerConnection(self._listener.accept()[0])
-            except OSError:
-                for each in accepted.values():
-                    each.close()
-                raise
-            # One after the other: children send their first line at once.
-            number = self._identify(connection)
-            if number is None or number in accepted:
-                connection.close()
-            else:
-                accepted[number] = connection
-        return accepted
+        data = self.socket.recv(_CHUNK_BYTES, 0 if waits else socket.MSG_DONTWAIT)
+        if not data:
+            raise ConnectionResetError("its other end has closed the connection")
+        self._received += data
+        return len(self._received)
 
-    def _identify(self, connection: PeerConnection) -> int | None:
-        """Returns the number of a child; None for another client, such as a port scanner."""
-        connection.socket.settimeout(_HELLO_SECONDS)
-        try:
-            hello = read_object(connection.lines) or {}
-        except OSError:
+    def next_line(self) -> bytes | None:
+        """Returns a line that has arrived; None if there is no complete one."""
+        end = self._received.find(b"\n") + 1
+        if not end:
             return None
-        # Compared in constant time, as all secrets.
-        is_ours = hmac.compare_digest(str(hello.get("token")).encode(), self.token.encode())
-        return hello["process"] if is_ours and hello.get("process") in self._children else None
+        line = bytes(self._received[:end])
+        del self._received[:end]
+        return line
+
+    def next_message(self) -> dict[str, Any] | None:
+        """Returns a message that has arrived; None if there is no complete one.
+
+        Raises:
+          ConnectionError: if a line is no message of a run.
+        """
+        line = self.next_line()
+        try:
+            message = {} if line is None else json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise ConnectionError("what arrives is no message of a run")
+        return None if line is None else message
+
+    def lines(self) -> Iterator[bytes]:
+        """Yields all lines until the connection ends.
+
+        Raises:
+          OSError: when it has ended.
+        """
+        while True:
+            while (line := self.next_line()) is not None:
+                yield line
+            self.fill()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close()

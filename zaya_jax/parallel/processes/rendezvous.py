@@ -1,20 +1,15 @@
 """Rendezvous of a run's processes before jax connects them.
 
 If peers do not come, jax's client aborts the process with a C++ stack trace that names no process. So the
-processes first meet over plain TCP at the coordinator's address, the only one that all of them know: each
-sends its number and host, process 0 registers them, and at the time limit every process learns which ones are
-late.
-
-Then process 0 keeps the connections of its children in the tree, and tells each other process in one short
-message where its parent listens. What all must know, such as the names of all hosts, goes down the tree.
-Messages are lines of JSON.
+processes first connect in their tree, over plain TCP, and at the time limit every process learns which ones
+are late. All of them know one address, the coordinator's. Process 0 keeps the connections of its children
+there, and sends each other process in one short message to the child that is next for it, which does the
+same: so each finds its parent. Names of hosts go up the tree, merged, and the list of all goes down.
 """
 
-import asyncio
 import contextlib
 import dataclasses
-import ipaddress
-import json
+import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,36 +18,40 @@ from typing import Any
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes.errors import PeerTimeout
 from zaya_jax.parallel.processes.listeners import (
-    BACKLOG,
-    ChildListener,
     PeerConnection,
     allow_connections,
+    host_and_port,
     listen,
-    read_object,
+    resolution_failure,
 )
 from zaya_jax.parallel.processes.process_group import ProcessGroup
-from zaya_jax.parallel.processes.tree.shape import FAN_OUT, Place, parents, place_of
+from zaya_jax.parallel.processes.tree.children import (
+    SEND_SECONDS,
+    Children,
+    Hello,
+    numbers_in,
+    wait_for_events,
+)
+from zaya_jax.parallel.processes.tree.shape import FAN_OUT, Place, place_of
 
-# Messages, each one line:
-#   process N -> 0       {"process": N, "num_processes": M, "host": "...", "port": P, "token": "..."}
-#                        port and token, with which its children in the tree connect; without children none
-#   process 0 -> N       {"missing": "processes 3, 5"}     while it waits
-#                        {"parent": [HOST, PORT, TOKEN]}    all are registered; connect to the parent
-#                        {"late": "..."}                    time limit reached; raise PeerTimeout
-#                        {"refused": "..."}                 inconsistent numbers; raise UserError
-#   process N -> parent  {"process": N, "token": "..."}
-#   parent -> process N  {"hosts": ["...", ...]}            continue; the connection stays open
+# Messages, each one line of JSON. Up, from a process to process 0 or one on the way to its parent:
+#   Hello                                           the first one
+#   {"hosts": ["...", ...]}                         all processes of its subtree are connected
+#   {"missing": [[3, 5]]}                           processes 3 and 4 are not
+# Down:
+#   {"next": [HOST, PORT, TOKEN], "process": N}     connect to process N
+#   {"missing": "processes 3, 4"}                   while process 0 waits
+#   {"hosts": ["...", ...]}                         all are connected; the connection stays open
+#   {"late": "..."}                                 time limit reached; raise PeerTimeout
+#   {"refused": "..."}                              inconsistent numbers; raise UserError
 _POLL_SECONDS = 0.2
-# Time after which process 0 sends the numbers of the missing processes; it doubles with each report, so that
-# thousands of processes that wait do not keep it busy.
+# Shortest time between two reports of what is missing, and after which process 0 sends the first one down; it
+# doubles with each, so that thousands of processes that wait do not keep others busy.
 _REPORT_SECONDS = 1.0
 # Time that a process waits, after its own limit, for the message of process 0 that names the late ones.
 _GRACE_SECONDS = 5.0
 # Time for which process 0 tries to bind its port, which a process of the previous attempt may still hold.
 _BIND_SECONDS = 10.0
-_SEND_SECONDS = 10.0
-_FLUSH_SECONDS = 0.005
-_MAX_HELLO_BYTES = 4096
 # Number of late processes that a message lists; the rest are counted.
 _MAX_NAMED = 8
 
@@ -64,9 +63,9 @@ class Assembly:
     Attributes:
       place: place of this process in the tree.
       hosts: host names of all processes, by process number.
-      connections: connections with the parent and the children, by process number; in process 0 complete
+      connections: connections with the parent and the children, by process number.
+      num_messages: number of messages that this process has sent and received so far; in process 0 complete
         only after the context of `assembled`.
-      num_messages: number of messages that this process has sent and received so far.
     """
 
     place: Place
@@ -102,27 +101,31 @@ def assembled(
     place = place_of(group.process, group.num_processes, fan_out=fan_out)
     if group.num_processes == 1:
         yield Assembly(place, (host,), {})
-    elif group.process != 0:
-        yield _join(group, place, host, limit_seconds)
+        return
+    if group.process == 0:
+        allow_connections(group.num_processes)
+        listener = _bind(group.coordinator)
     else:
-        registry = _Registry(group, place, host, fan_out)
-        # Its event loop runs until the processes are there, and again to send them the outcome.
-        with asyncio.Runner() as runner:
-            try:
-                runner.run(registry.wait(limit_seconds))
-                assembly = Assembly(place, registry.hosts(), {})
-                yield assembly
-            except BaseException as error:
-                name = "refused" if isinstance(error, UserError) else "late"
-                runner.run(registry.dismiss({name: str(error)}))
-                raise
-            assembly.connections = runner.run(registry.release(assembly.hosts))
-            assembly.num_messages = registry.num_messages
-
-
-def _host_and_port(coordinator: str) -> tuple[str, int]:
-    host, _, port = coordinator.rpartition(":")
-    return host.strip("[]"), int(port)
+        # Most processes have no children, and need no port.
+        listener = listen(group.coordinator) if place.children else None
+    with (
+        selectors.DefaultSelector() as selector,
+        Children(group, place, host, listener, selector) as children,
+    ):
+        if group.process != 0:
+            yield _Joining(group, place, host, selector, children, limit_seconds).join()
+            return
+        try:
+            hosts = _wait_for_all(group, host, selector, children, limit_seconds)
+            # jax's service needs the port.
+            children.stop()
+            assembly = Assembly(place, tuple(hosts), children.connections)
+            yield assembly
+        except BaseException as error:
+            children.send({"refused" if isinstance(error, UserError) else "late": str(error)})
+            raise
+        children.send({"hosts": hosts})
+        assembly.num_messages = children.num_messages
 
 
 def _names(processes: Sequence[int]) -> str:
@@ -134,202 +137,40 @@ def _names(processes: Sequence[int]) -> str:
 # Process 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Registered:
-    """A process that has announced itself: its host, its connection, and where its children connect."""
+def _wait_for_all(
+    group: ProcessGroup,
+    host: str,
+    selector: selectors.BaseSelector,
+    children: Children,
+    limit_seconds: float,
+) -> list[str]:
+    """Waits in process 0 until all processes are connected; returns their hosts.
 
-    host: str
-    transport: asyncio.Transport
-    parent_address: tuple[str, int, str]
-
-
-class _Client(asyncio.Protocol):
-    """A connection of process 0 with another process, until the end of the rendezvous.
-
-    A callback per event instead of a task per connection: process 0 has one connection per process.
+    Raises:
+      PeerTimeout: with the late processes.
+      UserError: for a process that was started with another number of processes.
     """
-
-    def __init__(self, registry: "_Registry"):
-        self._registry, self._received, self._number = registry, b"", None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Registers the process by its first line; what follows is ignored."""
-        if self._number is not None:
-            return
-        # A line may arrive in several pieces.
-        self._received += data
-        if b"\n" in self._received:
-            # What is no registration is a port scanner, or a client of another service.
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                hello = json.loads(self._received)
-                self._number = self._registry.register(self._transport, hello)
-        elif len(self._received) < _MAX_HELLO_BYTES:
-            return
-        if self._number is None:
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Removes the process, which is missing again."""
-        if self._number is not None:
-            self._registry.remove(self._number)
-
-
-class _Registry:
-    """Process 0's end of the rendezvous: registers the other processes and sends them the outcome.
-
-    Attributes:
-      num_messages: number of messages sent and received.
-    """
-
-    def __init__(self, group: ProcessGroup, place: Place, host: str, fan_out: int):
-        self._group, self._place, self._host, self._fan_out = group, place, host, fan_out
-        self._present: dict[int, _Registered] = {}
-        self._refusal: str | None = None
-        # Set when nothing is missing, or a process is refused.
-        self._ended = asyncio.Event()
-        self.num_messages = 0
-
-    def hosts(self) -> tuple[str, ...]:
-        """Returns the host names of all processes, by process number."""
-        others = range(1, self._group.num_processes)
-        return (self._host, *(self._present[number].host for number in others))
-
-    async def wait(self, limit_seconds: float) -> None:
-        """Waits until all processes are registered, and then stops to listen.
-
-        Raises:
-          PeerTimeout: with the late processes.
-          UserError: for a process that was started with another number of processes.
-        """
-        allow_connections(self._group.num_processes)
-        listener = _bind(self._group.coordinator)
-        # With asyncio's default of 100, the kernel would drop what a few hundred processes that come at once
-        # send, and they would try again after 1, 3 and 7 seconds.
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Client(self), sock=listener, backlog=BACKLOG)
-        start, report = time.monotonic(), _REPORT_SECONDS
-        with contextlib.closing(server):
-            while self._is_incomplete():
-                waited = time.monotonic() - start
-                if waited >= limit_seconds:
-                    raise PeerTimeout(self._describe_late(limit_seconds))
-                if waited >= report:
-                    self._send(self._to_all({"missing": _names(self._missing())}))
-                    report = 2 * waited
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), min(report, limit_seconds) - waited)
-                # A process may have disconnected since it completed them.
-                self._ended.clear()
-
-    async def dismiss(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to all registered processes, and closes their connections."""
-        self._send(self._to_all(message))
-        await self._close()
-
-    async def release(self, hosts: Sequence[str]) -> dict[int, PeerConnection]:
-        """Sends all processes on; returns the connections with the children of process 0, which stay."""
-        to_children = json.dumps({"hosts": hosts}).encode() + b"\n"
-        lines, connections = {}, {}
-        for number, parent in parents(self._group.num_processes, fan_out=self._fan_out).items():
-            each, above = self._present.get(number), self._present.get(parent)
-            if each is None:  # it has ended since
-                continue
-            if parent == 0:
-                # Else asyncio might read the first message that follows.
-                each.transport.pause_reading()
-                connections[number] = PeerConnection(each.transport.get_extra_info("socket").dup())
-                lines[each.transport] = to_children
-            else:
-                late = {"late": f"process {parent} has ended while the processes of this run started"}
-                message = late if above is None else {"parent": above.parent_address}
-                lines[each.transport] = json.dumps(message).encode() + b"\n"
-        # Short lines: what all processes must know goes down the tree.
-        self._send(lines)
-        await self._close()
-        return connections
-
-    def _to_all(self, message: Mapping[str, Any]) -> dict[asyncio.Transport, bytes]:
-        line = json.dumps(message).encode() + b"\n"
-        return {each.transport: line for each in self._present.values()}
-
-    def _send(self, lines: Mapping[asyncio.Transport, bytes]) -> None:
-        self.num_messages += len(lines)
-        for transport, line in lines.items():
-            transport.write(line)
-
-    async def _close(self) -> None:
-        """Closes all connections when their messages were sent; those that cannot be in time are dropped."""
-        transports = [each.transport for each in self._present.values()]
-        deadline = time.monotonic() + _SEND_SECONDS
-        # The kernel takes short lines at once, so that this usually waits for nothing.
-        while any(each.get_write_buffer_size() for each in transports) and time.monotonic() < deadline:
-            await asyncio.sleep(_FLUSH_SECONDS)
-        # The connections of the children have a second descriptor by now, which stays open.
-        for transport in transports:
-            transport.abort()
-        # The loop closes the sockets in its next round.
-        await asyncio.sleep(0)
-
-    def _is_incomplete(self) -> bool:
-        if self._refusal is not None:
-            raise UserError(self._refusal)
-        return len(self._present) < self._group.num_processes - 1
-
-    def _missing(self) -> list[int]:
-        return [number for number in range(1, self._group.num_processes) if number not in self._present]
-
-    def _describe_late(self, limit_seconds: float) -> str:
-        name, _ = _host_and_port(self._group.coordinator)
-        sentence = (
-            f"process 0 of {self._group.num_processes} on {self._host} waited {limit_seconds:.0f} s at "
-            f"{self._group.coordinator} for {_names(self._missing())}"
-        )
-        failure = _resolution_failure(name)
-        return f"{sentence}; {failure}" if failure else sentence
-
-    def register(self, transport: asyncio.Transport, hello: Mapping[str, Any]) -> int | None:
-        """Registers a process by its first message; returns None if its numbers are inconsistent."""
-        process, count, host = int(hello["process"]), int(hello["num_processes"]), str(hello["host"])
-        address = self._address_of(transport), int(hello["port"]), str(hello["token"])
-        self.num_messages += 1
-        if count != self._group.num_processes or not 0 < process < count:
-            refusal = self._refusal = (
-                f"process {process} on {host} was started as one of {count} processes, and process 0 on "
-                f"{self._host} as one of {self._group.num_processes}; start all with the same --num-processes"
+    begin, report = time.monotonic(), _REPORT_SECONDS
+    while (hosts := children.hosts()) is None:
+        if children.refusal is not None:
+            raise UserError(children.refusal)
+        waited = time.monotonic() - begin
+        missing = _names(numbers_in(children.missing())) if waited >= min(report, limit_seconds) else ""
+        if waited >= limit_seconds:
+            failure = resolution_failure(host_and_port(group.coordinator)[0])
+            raise PeerTimeout(
+                f"process 0 of {group.num_processes} on {host} waited {limit_seconds:.0f} s at "
+                f"{group.coordinator} for {missing}" + (f"; {failure}" if failure else "")
             )
-            self._ended.set()
-        elif process in self._present:
-            refusal = (
-                f"process {process} was started twice, on {self._present[process].host} and on {host}; start "
-                "each --process-id once"
-            )
-        else:
-            self._present[process] = _Registered(host, transport, address)
-            if len(self._present) == self._group.num_processes - 1:
-                self._ended.set()
-            return process
-        self._send({transport: json.dumps({"refused": refusal}).encode() + b"\n"})
-        return None
-
-    def remove(self, number: int) -> None:
-        """Removes a process that has closed its connection."""
-        del self._present[number]
-
-    def _address_of(self, transport: asyncio.Transport) -> str:
-        """Returns the address at which other processes reach the one at the other end."""
-        host, _ = _host_and_port(self._group.coordinator)
-        address = ipaddress.ip_address(transport.get_extra_info("peername")[0])
-        address = getattr(address, "ipv4_mapped", None) or address
-        # On the host of process 0 its name may be an address of the loopback, which other hosts cannot use.
-        return host if address.is_loopback else str(address)
+        if missing:
+            children.send({"missing": missing})
+            report = 2 * waited
+        wait_for_events(selector, min(report, limit_seconds) - waited)
+    return hosts
 
 
 def _bind(coordinator: str) -> socket.socket:
-    port = _host_and_port(coordinator)[1]
+    port = host_and_port(coordinator)[1]
     deadline = time.monotonic() + _BIND_SECONDS
     while True:
         try:
@@ -346,146 +187,192 @@ def _bind(coordinator: str) -> socket.socket:
 # Other processes
 
 
-def _join(group: ProcessGroup, place: Place, host: str, limit_seconds: float) -> Assembly:
-    """Announces this process to process 0, waits for its parent's message, and connects its children."""
-    deadline = time.monotonic() + limit_seconds
-    with ChildListener(group.coordinator, place.children) as listener:
-        announcement = _Announcement(group, host, listener)
-        while (joined := announcement.attempt(deadline)) is None:
-            if time.monotonic() > deadline:
-                raise PeerTimeout(
-                    f"process {group.process} of {group.num_processes} on {host} waited "
-                    f"{limit_seconds:.0f} s for process 0: {announcement.obstacle}"
-                )
-            time.sleep(_POLL_SECONDS)
-        # Process 0 has sent the children of this process here at the same time.
-        parent, hosts = joined
-        assert place.parent is not None
-        connections = {place.parent: parent}
-        try:
-            connections |= listener.accept(deadline + _GRACE_SECONDS)
-            line = json.dumps({"hosts": hosts}).encode() + b"\n"
-            for child in place.children:
-                connections[child].socket.sendall(line)
-        except OSError as error:
-            raise PeerTimeout(
-                f"process {group.process} of {group.num_processes} on {host} waited for "
-                f"{_names(place.children)}, which it connects with process 0: {error}"
-            ) from error
-    # The hello and one message of process 0, and with each child what its hello and the hosts are here.
-    num_messages = 2 + 2 * len(place.children) + (0 if place.parent == 0 else 2)
-    return Assembly(place, tuple(hosts), connections, num_messages)
-
-
-class _Announcement:
-    """The other processes' end of the rendezvous.
+class _Joining:
+    """The way of a process to its parent, and what it knows until all are connected.
 
     Args:
       group: processes of the run.
+      place: place of this process in the tree.
       host: name of this process' host.
-      listener: where the children of this process connect.
-
-    Attributes:
-      obstacle: why the last attempt failed, for an error message.
+      selector: calls back when something arrives.
+      children: children of this process.
+      limit_seconds: time limit in seconds.
     """
 
-    def __init__(self, group: ProcessGroup, host: str, listener: ChildListener):
-        self._group = group
-        self._hello = {
-            "process": group.process,
-            "num_processes": group.num_processes,
-            "host": host,
-            "port": listener.port,
-            "token": listener.token,
-        }
-        self.obstacle = ""
+    def __init__(
+        self,
+        group: ProcessGroup,
+        place: Place,
+        host: str,
+        selector: selectors.BaseSelector,
+        children: Children,
+        limit_seconds: float,
+    ):
+        self._group, self._place, self._host = group, place, host
+        self._selector, self._children, self._limit_seconds = selector, children, limit_seconds
+        self._begin = time.monotonic()
+        # The process with which this one is connected: process 0, the parent, or one in between.
+        self._contact, self._connection = 0, None
+        self._attempt_at = self._report_at = 0.0
+        # Why this process waits, for an error message.
+        self._obstacle = ""
+        self._reported: dict[str, Any] | None = None
+        self._hosts: list[str] | None = None
+        self._num_messages = 0
 
-    def attempt(self, deadline: float) -> tuple[PeerConnection, list[str]] | None:
-        """Connects to process 0 once.
-
-        Returns:
-          PeerConnection with the parent, and host names of all processes; None if the attempt failed.
+    def join(self) -> Assembly:
+        """Connects with the parent, and waits for the outcome.
 
         Raises:
-          PeerTimeout: with the message of process 0, if processes are late.
-          UserError: with the message of process 0, if it rejects this process.
+          PeerTimeout: if processes are late.
+          UserError: if this process is rejected.
         """
-        name, port = _host_and_port(self._group.coordinator)
-        failure = _resolution_failure(name)
-        if failure is not None:
-            self.obstacle = failure
-            return None
         try:
-            remaining = max(_POLL_SECONDS, deadline - time.monotonic())
-            connection = PeerConnection(socket.create_connection((name, port), min(remaining, _SEND_SECONDS)))
-            self.obstacle = f"the service at {self._group.coordinator} is not process 0 of this run"
-            with contextlib.ExitStack() as stack:
-                stack.callback(connection.close)
-                connection.socket.sendall(json.dumps(self._hello).encode() + b"\n")
-                message = self._listen(connection, deadline + _GRACE_SECONDS)
-                if message is not None and "hosts" in message:
-                    stack.pop_all()
-                    return connection, message["hosts"]
-        except TimeoutError:
-            self.obstacle = self.obstacle or f"{self._group.coordinator} does not answer"
-            return None
-        # Process 0 has ended, or this was a process of the previous attempt: the next attempt shows which.
-        except ConnectionResetError:
-            return None
-        except OSError as error:
-            self.obstacle = f"nothing listens at {self._group.coordinator} ({error.strerror or error})"
-            return None
-        return None if message is None else self._connect_to_parent(message["parent"], deadline)
+            while self._hosts is None:
+                self._check_time()
+                if self._connection is None and time.monotonic() >= self._attempt_at:
+                    self._begin_again()
+                self._report()
+                if self._hosts is None:
+                    wait_for_events(self._selector, _POLL_SECONDS)
+        except BaseException:
+            self._leave()
+            raise
+        assert self._connection is not None
+        self._selector.unregister(self._connection.socket)
+        self._children.stop()
+        self._children.send({"hosts": self._hosts})
+        connections = {self._contact: self._connection, **self._children.connections}
+        num_messages = self._num_messages + self._children.num_messages
+        return Assembly(self._place, tuple(self._hosts), connections, num_messages)
 
-    def _listen(self, connection: PeerConnection, deadline: float) -> dict[str, Any] | None:
-        while (remaining := deadline - time.monotonic()) > 0:
-            connection.socket.settimeout(remaining)
-            message = read_object(connection.lines)
-            if message is None or "hosts" in message or "parent" in message:
-                return message
-            if "refused" in message:
-                raise UserError(message["refused"])
-            if "late" in message:
-                raise PeerTimeout(message["late"])
-            self.obstacle = (
+    def _check_time(self) -> None:
+        """Ends this process at its limit, or somewhat later if process 0 then sends the names of late ones.
+
+        Raises:
+          PeerTimeout: at the limit.
+        """
+        limit = self._limit_seconds + (_GRACE_SECONDS if self._connection is not None else 0.0)
+        if time.monotonic() - self._begin > limit:
+            raise PeerTimeout(
+                f"process {self._group.process} of {self._group.num_processes} on {self._host} waited "
+                f"{self._limit_seconds:.0f} s for process 0: {self._obstacle}"
+            )
+
+    def _begin_again(self) -> None:
+        """Connects with process 0."""
+        self._attempt_at = time.monotonic() + _POLL_SECONDS
+        host, port = host_and_port(self._group.coordinator)
+        failure = resolution_failure(host)
+        if failure is not None:
+            self._obstacle = failure
+            return
+        try:
+            self._connect(0, host, port, "")
+            # Until it answers. A process of the previous attempt may hold the port, too.
+            self._obstacle = f"the service at {self._group.coordinator} is not process 0 of this run"
+        except TimeoutError:
+            self._obstacle = self._obstacle or f"{self._group.coordinator} does not answer"
+        except ConnectionResetError:
+            pass
+        except OSError as error:
+            self._obstacle = f"nothing listens at {self._group.coordinator} ({error.strerror or error})"
+
+    def _connect(self, contact: int, host: str, port: int, token: str) -> None:
+        """Connects with a process on the way to the parent.
+
+        Raises:
+          OSError: if it does not answer.
+        """
+        hello = Hello(
+            process=self._group.process,
+            num_processes=self._group.num_processes,
+            host=self._host,
+            port=self._children.port,
+            own_token=self._children.token,
+            token=token,
+        )
+        connection = PeerConnection(socket.create_connection((host, port), SEND_SECONDS))
+        try:
+            connection.send(hello._asdict())
+        except OSError:
+            connection.close()
+            raise
+        self._contact, self._connection, self._reported = contact, connection, None
+        # Most subtrees are complete before a first report of what is missing.
+        self._report_at = time.monotonic() + _REPORT_SECONDS
+        self._num_messages += 1
+        self._selector.register(connection.socket, selectors.EVENT_READ, self._read)
+
+    def _read(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        try:
+            connection.fill()
+            # What follows the list of hosts is read after the rendezvous.
+            while self._hosts is None and self._connection is connection:
+                message = connection.next_message()
+                if message is None:
+                    return
+                self._num_messages += 1
+                self._handle(message)
+        except OSError:
+            self._leave()
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "hosts" in message:
+            self._hosts = message["hosts"]
+        elif "next" in message:
+            self._go_on(message["process"], *message["next"])
+        else:
+            # What all must know goes down the tree.
+            self._children.send(message)
+            _raise_outcome(message)
+            self._obstacle = (
                 f"it is running at {self._group.coordinator} and waiting for {message.get('missing')}"
             )
-        return None
 
-    def _connect_to_parent(self, address: Sequence[Any], deadline: float) -> tuple[PeerConnection, list[str]]:
-        """Connects to the parent, and waits until that has received the host names.
-
-        Args:
-          address: host, port and token of the parent.
-          deadline: time at which this process gives up.
-
-        Raises:
-          PeerTimeout: if the parent has ended, or sends nothing in time.
-        """
-        host, port, token = address
+    def _go_on(self, contact: int, host: str, port: int, token: str) -> None:
+        """Connects with the next process on the way to the parent; begins again later if that has ended."""
+        self._leave()
         reason = "it has ended"
         try:
-            connection = PeerConnection(socket.create_connection((host, port), _SEND_SECONDS))
-            connection.socket.settimeout(max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS)
-            hello = {"process": self._group.process, "token": token}
-            connection.socket.sendall(json.dumps(hello).encode() + b"\n")
-            message = read_object(connection.lines)
-            if message is not None and "hosts" in message:
-                return connection, message["hosts"]
-            connection.close()
+            self._connect(contact, host, port, token)
         except OSError as error:
             reason = error.strerror or str(error)
-        raise PeerTimeout(
-            f"process {self._group.process} of {self._group.num_processes} on {self._hello['host']} does not "
-            f"reach the process at {host}:{port}, which connects it with process 0: {reason}"
-        )
+        way = f"process {contact} at {host}:{port}, which connects it with process 0"
+        self._obstacle = f"{way}, does not answer: {reason}"
+
+    def _report(self) -> None:
+        """Sends the parent the hosts of the subtree, or which processes are missing there."""
+        if self._connection is None or self._contact != self._place.parent or not self._place.children:
+            return
+        hosts = self._children.hosts()
+        report = {"missing": self._children.missing()} if hosts is None else {"hosts": hosts}
+        # At once if the subtree is complete, or not any more.
+        is_urgent = hosts is not None or (self._reported is not None and "hosts" in self._reported)
+        if report == self._reported or (not is_urgent and time.monotonic() < self._report_at):
+            return
+        with contextlib.suppress(OSError):  # the next read notices that the connection has ended
+            self._connection.send(report)
+            self._num_messages += 1
+        self._reported, self._report_at = report, time.monotonic() + _REPORT_SECONDS
+
+    def _leave(self) -> None:
+        if self._connection is not None:
+            self._selector.unregister(self._connection.socket)
+            self._connection.close()
+            self._connection = None
 
 
-def _resolution_failure(name: str) -> str | None:
-    """Returns why the name of a host does not resolve; None if it does."""
-    try:
-        socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        return f'the coordinator\'s name "{name}" does not resolve ({reason}); check --coordinator'
-    return None
+def _raise_outcome(message: Mapping[str, Any]) -> None:
+    """Raises the error of a message.
+
+    Raises:
+      PeerTimeout: if processes are late.
+      UserError: if a process was started with inconsistent numbers.
+    """
+    if "refused" in message:
+        raise UserError(message["refused"])
+    if "late" in message:
+        raise PeerTimeout(message["late"])

@@ -108,7 +108,7 @@ class TreeLinks:
     def _read(self, number: int, connection: PeerConnection) -> None:
         reason = ENDED
         try:
-            for line in connection.lines:
+            for line in connection.lines():
                 self._receive(number, line)
         except ValueError:
             reason = DAMAGED
