@@ -51,7 +51,7 @@ class StartCost:
     Attributes:
       begin: time at which the rendezvous began, on the monotonic clock.
       rendezvous: seconds until all processes had started and this one was connected in the tree.
-      rendezvous_cpu: CPU seconds of this process for that.
+      rendezvous_cpu: CPU seconds of this process for that, without those for jax's service.
       messages: messages that this process sent and received for that.
       service: seconds until this process was connected with jax's coordination service, after that.
       service_cpu: CPU seconds of this process for that; in process 0 with those of the service.
@@ -236,12 +236,14 @@ def start(
     jax.config.update("jax_enable_preemption_service", False)
     _set_collective_timeout(limit_seconds if collective_seconds is None else collective_seconds)
     _state.limit_seconds = limit_seconds
-    begun, begun_cpu = time.monotonic(), time.process_time()
+    begun, begun_cpu, first_cpu = time.monotonic(), time.process_time(), 0.0
     with assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as assembly:
         _state.hosts = assembly.hosts
         if group.process == 0:
+            first_cpu = time.process_time()
             coordination_service.start_service(group, limit_seconds=limit_seconds)
-    met, cpu = time.monotonic(), time.process_time() - begun_cpu
+            first_cpu = time.process_time() - first_cpu
+    met, cpu = time.monotonic(), time.process_time() - begun_cpu - first_cpu
     try:
         coordination_service.connect(group, limit_seconds=limit_seconds, on_loss=_on_loss)
     except RuntimeError as error:
