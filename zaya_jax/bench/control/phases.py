@@ -3,9 +3,9 @@
 import dataclasses
 
 START, SERVICE, SAME, STOP, COMMIT = PHASES = ("start", "service", "same", "stop", "commit")
-"""start: until all processes are connected in the tree, and have met once. service: connection with jax's
-coordination service. same: comparison of the config of all. stop: from the request of one process until all
-agree on the step. commit: after the files of a checkpoint are written, until it has its name."""
+"""start: until all processes are connected in the tree, and have met once. service: jax's coordination
+service, which connects them. same: comparison of the config of all. stop: from the request of one process
+until all agree on the step. commit: after the files of a checkpoint are written, until it has its name."""
 FILES = 8
 """Files that a process writes for a checkpoint: three items, each with an index and data."""
 STEP = 1
