@@ -123,12 +123,15 @@ def test_only_process_0_is_open_to_processes_without_a_secret():
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         others = [threads.submit(come, coordinator, 3, number, 30.0, fan_out=1) for number in (0, 1)]
         time.sleep(0.3)
-        address, port, token = receive(introduce(coordinator, 3, 2))["next"]
+        with contextlib.closing(introduce(coordinator, 3, 2)) as first:
+            address, port, token = receive(first)["next"]
+        wrong = introduce(f"{address}:{port}", 3, 2, token="guessed")
         with pytest.raises(OSError, match=r"closed the connection|reset"):
-            receive(introduce(f"{address}:{port}", 3, 2, token="guessed"))
+            receive(wrong)
+        wrong.close()
         # Without the secret it was not registered: the right one still can be.
-        right = introduce(f"{address}:{port}", 3, 2, token=token)
-        assert receive(right) == {"hosts": ["host0", "host1", "h"]}
+        with contextlib.closing(introduce(f"{address}:{port}", 3, 2, token=token)) as right:
+            assert receive(right) == {"hosts": ["host0", "host1", "h"]}
         assert [each.result(timeout=30) for each in others] == [("host0", "host1", "h")] * 2
 
 

@@ -121,6 +121,7 @@ class Simulation:
         elif child in self._registered:
             self._redirect(contact, number, child)
         else:
+            # It waits in this process for the one that is next.
             self._held.setdefault(child, []).append(number)
 
     def _redirect(self, contact: int, number: int, child: int) -> None:

@@ -3,7 +3,7 @@
 import json
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zaya_jax.errors import UserError
@@ -76,7 +76,7 @@ def resolution_failure(name: str) -> str | None:
     return None
 
 
-def encode_line(message: dict[str, Any]) -> bytes:
+def encode_line(message: Mapping[str, Any]) -> bytes:
     """Returns a message as a line of JSON."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 

@@ -27,7 +27,7 @@ from zaya_jax.parallel.processes.listeners import (
 from zaya_jax.parallel.processes.process_group import ProcessGroup
 from zaya_jax.parallel.processes.tree.children import (
     SEND_SECONDS,
-    Children,
+    ChildRegistry,
     Hello,
     numbers_in,
     wait_for_events,
@@ -110,7 +110,7 @@ def assembled(
         listener = listen(group.coordinator) if place.children else None
     with (
         selectors.DefaultSelector() as selector,
-        Children(group, place, host, listener, selector) as children,
+        ChildRegistry(group, place, host, listener, selector) as children,
     ):
         if group.process != 0:
             yield _Joining(group, place, host, selector, children, limit_seconds).join()
@@ -141,7 +141,7 @@ def _wait_for_all(
     group: ProcessGroup,
     host: str,
     selector: selectors.BaseSelector,
-    children: Children,
+    children: ChildRegistry,
     limit_seconds: float,
 ) -> list[str]:
     """Waits in process 0 until all processes are connected; returns their hosts.
@@ -205,7 +205,7 @@ class _Joining:
         place: Place,
         host: str,
         selector: selectors.BaseSelector,
-        children: Children,
+        children: ChildRegistry,
         limit_seconds: float,
     ):
         self._group, self._place, self._host = group, place, host
@@ -261,6 +261,7 @@ class _Joining:
 
     def _begin_again(self) -> None:
         """Connects with process 0."""
+        # A service that closes each connection at once must not be asked without a pause.
         self._attempt_at = time.monotonic() + _POLL_SECONDS
         host, port = host_and_port(self._group.coordinator)
         failure = resolution_failure(host)
@@ -335,6 +336,7 @@ class _Joining:
     def _go_on(self, contact: int, host: str, port: int, token: str) -> None:
         """Connects with the next process on the way to the parent; begins again later if that has ended."""
         self._leave()
+        # If the connection works, only its end can be an obstacle.
         reason = "it has ended"
         try:
             self._connect(contact, host, port, token)

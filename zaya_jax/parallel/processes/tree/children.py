@@ -47,7 +47,7 @@ class Hello(NamedTuple):
     token: str = ""
 
 
-class Children:
+class ChildRegistry:
     """Registers the children of this process, and sends others of its subtree to the child next for them.
 
     Use it as a context manager, which ends listening; the connections with children stay.
@@ -86,7 +86,7 @@ class Children:
         self._child_hosts: dict[int, str] = {}
         self._hosts: dict[int, list[str]] = {}
         self._missing: dict[int, Ranges] = {}
-        # Clients that have sent no complete message yet.
+        # Clients that have sent no complete message yet. They cost nothing until they do.
         self._strangers: set[PeerConnection] = set()
         # Processes whose next process is missing.
         self._waiting: dict[PeerConnection, int] = {}
@@ -98,7 +98,7 @@ class Children:
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_SECONDS)
             selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def __enter__(self) -> "Children":
+    def __enter__(self) -> "ChildRegistry":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -140,7 +140,7 @@ class Children:
                 numbers = range(child, child + self._place.child_size(child))
                 found += ranges_of([number for number in numbers if number not in waiting])
             elif child not in self._hosts:
-                # A child that has just come knows nothing of its own children yet.
+                # A child that has just come knows nothing of those below it yet.
                 unknown = [[child + 1, child + self._place.child_size(child)]]
                 found += self._missing.get(child, unknown)
         return found
@@ -232,9 +232,11 @@ class Children:
         self.connections[child], self._child_hosts[child] = connection, hello.host
         self._addresses[child] = encode_line({"next": address, "process": child})
         end = child + self._place.child_size(child)
+        # Without children a first message says all.
         if end == child + 1:
             self._hosts[child] = [hello.host]
         self._listen(connection, functools.partial(self._read, child))
+        # Those that came before the process that is next for them.
         for each, number in list(self._waiting.items()):
             if child < number < end:
                 self._send_line(each, self._addresses[child])
