@@ -47,7 +47,7 @@ FLAGS = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCES
                 "JAX_NUM_PROCESSES": "2",
                 "JOB_COMPLETION_INDEX": "1",
             },
-            ProcessGroup("zaya-0-0.zaya:1", 2, 1),
+            ProcessGroup("zaya-0-0.zaya:1", 2, 1, hosts=("zaya-0-0.zaya", "zaya-0-1.zaya")),
         ),
     ],
 )

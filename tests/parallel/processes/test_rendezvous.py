@@ -7,71 +7,19 @@ import threading
 import time
 
 import pytest
+from rendezvous_peers import come, come_together, free_port, introduce, receive
 
 from zaya_jax.errors import TIMED_OUT, USER_ERROR, UserError, exit_code_of
 from zaya_jax.parallel.processes import listeners
 from zaya_jax.parallel.processes.errors import PeerTimeout
-from zaya_jax.parallel.processes.listeners import PeerConnection, bind_address, host_and_port
-from zaya_jax.parallel.processes.process_group import ProcessGroup
-from zaya_jax.parallel.processes.rendezvous import assembled
-from zaya_jax.parallel.processes.tree.children import Hello
-from zaya_jax.parallel.processes.tree.shape import FAN_OUT, place_of
+from zaya_jax.parallel.processes.listeners import PeerConnection, bind_address
+from zaya_jax.parallel.processes.tree.shape import place_of
 
 
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def come(coordinator: str, count: int, process: int, limit: float, *, fan_out: int = FAN_OUT):
-    """Returns the result of a process: the hosts of all, or an error."""
-    try:
-        group = ProcessGroup(coordinator, count, process)
-        host = f"host{process}"
-        with assembled(group, host=host, limit_seconds=limit, fan_out=fan_out) as assembly:
-            pass
-        assert set(assembly.connections) == {*assembly.place.children, assembly.place.parent} - {None}
-        assembly.close()
-        return assembly.hosts
-    except (PeerTimeout, UserError) as error:
-        return error
-
-
-def introduce(
-    coordinator: str, count: int, process: int, *, port: int = 0, token: str = ""
-) -> PeerConnection:
-    """Connects a process that does nothing else."""
-    host, number = host_and_port(coordinator)
-    connection = PeerConnection(socket.create_connection((host, number), 10.0))
-    hello = Hello(process, count, "h", port, "secret", token)
-    connection.send(hello._asdict())
-    return connection
-
-
-def receive(connection: PeerConnection) -> dict:
-    """Returns the next message."""
-    while (message := connection.next_message()) is None:
-        connection.fill()
-    return message
-
-
-def come_together(count: int, present, *, limit: float, counts=None, fan_out: int = FAN_OUT):
-    """Returns the result of each process in `present`."""
-    coordinator = f"127.0.0.1:{free_port()}"
-    with concurrent.futures.ThreadPoolExecutor(len(present)) as threads:
-        each = [
-            threads.submit(
-                come, coordinator, (counts or {}).get(process, count), process, limit, fan_out=fan_out
-            )
-            for process in present
-        ]
-        return [future.result(timeout=60) for future in each]
-
-
+@pytest.mark.parametrize("is_derived", [False, True])
 @pytest.mark.parametrize(("count", "fan_out"), [(1, 16), (2, 16), (4, 16), (40, 16), (30, 2), (5, 1)])
-def test_all_processes_receive_the_hosts_of_all(count, fan_out):
-    received = come_together(count, range(count), limit=30.0, fan_out=fan_out)
+def test_all_processes_receive_the_hosts_of_all(count, fan_out, is_derived):
+    received = come_together(count, range(count), limit=30.0, fan_out=fan_out, is_derived=is_derived)
     assert received == [tuple(f"host{number}" for number in range(count))] * count
 
 
@@ -92,12 +40,14 @@ def test_late_processes_are_named_to_all_others(count, present, late):
         assert str(error).endswith(f" for {late}")
 
 
-def test_a_late_process_is_named_through_several_levels():
+@pytest.mark.parametrize("is_derived", [False, True])
+def test_a_late_process_is_named_through_several_levels(is_derived):
     """Those below it are there, although their parent is not, and wait in another process."""
     place = place_of(8, 15, fan_out=2)
     late = place.children[0]
     assert place_of(late, 15, fan_out=2).children
-    results = come_together(15, [each for each in range(15) if each != late], limit=3.0, fan_out=2)
+    others = [each for each in range(15) if each != late]
+    results = come_together(15, others, limit=4.0, fan_out=2, is_derived=is_derived)
     assert {str(error).partition(" for ")[2] for error in results} == {f"process {late}"}
 
 
@@ -111,26 +61,27 @@ def test_a_process_that_dies_is_replaced_with_its_connections():
             dying = introduce(coordinator, 4, 1, port=listener.getsockname()[1])
             child = PeerConnection(listener.accept()[0])
             # Processes 2 and 3 come in any order.
-            assert receive(child)["token"] == "secret"
+            assert receive(child)["run"] == coordinator
             child.close()
             dying.close()
         assert come(coordinator, 4, 1, 30.0, fan_out=1) == hosts
         assert [each.result(timeout=30) for each in others] == [hosts] * 3
 
 
-def test_only_process_0_is_open_to_processes_without_a_secret():
+def test_only_process_0_is_open_to_processes_that_do_not_name_the_run():
     coordinator = f"127.0.0.1:{free_port()}"
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         others = [threads.submit(come, coordinator, 3, number, 30.0, fan_out=1) for number in (0, 1)]
         time.sleep(0.3)
         with contextlib.closing(introduce(coordinator, 3, 2)) as first:
-            address, port, token = receive(first)["next"]
-        wrong = introduce(f"{address}:{port}", 3, 2, token="guessed")
+            address, port, run = receive(first)["next"]
+        wrong = introduce(f"{address}:{port}", 3, 2, run="another:61440")
         with pytest.raises(OSError, match=r"closed the connection|reset"):
             receive(wrong)
         wrong.close()
-        # Without the secret it was not registered: the right one still can be.
-        with contextlib.closing(introduce(f"{address}:{port}", 3, 2, token=token)) as right:
+        # It was not registered: the right one still can be.
+        with contextlib.closing(introduce(f"{address}:{port}", 3, 2, run=run)) as right:
+            assert "accepted" in receive(right)
             assert receive(right) == {"hosts": ["host0", "host1", "h"]}
         assert [each.result(timeout=30) for each in others] == [("host0", "host1", "h")] * 2
 
@@ -160,7 +111,7 @@ def test_duplicate_numbers_and_different_counts_are_rejected():
     assert str(refused[0]).startswith("process 1 was started twice, on host1 and on host1")
     assert str(zero).endswith("for process 2")
 
-    for error in come_together(2, (0, 1), limit=10.0, counts={1: 3}):
+    for error in come_together(2, (0, 1), limit=4.0, counts={1: 3}):
         assert exit_code_of(error) == USER_ERROR
         assert "process 1 on host1 was started as one of 3 processes" in str(error)
 

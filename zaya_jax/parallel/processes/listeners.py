@@ -3,6 +3,7 @@
 import json
 import resource
 import socket
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ BACKLOG = 8192
 # Files that a process has open without connections of other processes: shards, logs, devices.
 _OTHER_FILES = 512
 _LOCAL = ("127.0.0.1", "localhost")
+PARENT_PORTS = range(24576, 28672)
+"""Ports at which processes with children listen, if the hosts of all are known. They are below those that the
+kernel chooses, and differ from all coordinator ports of SLURM jobs, which another run could need."""
 _CHUNK_BYTES = 2**16
 
 
@@ -44,6 +48,15 @@ def listen(coordinator: str, port: int = 0) -> socket.socket:
     dual = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+
+
+def parent_port(coordinator: str, process: int) -> int:
+    """Returns the port at which a process with children listens, if another program does not.
+
+    Processes of one host have different ports, because their numbers are consecutive; runs with neighboring
+    coordinator ports have unrelated ones.
+    """
+    return PARENT_PORTS[(zlib.crc32(coordinator.encode()) + process) % len(PARENT_PORTS)]
 
 
 def allow_connections(num_processes: int) -> None:
@@ -112,6 +125,20 @@ class PeerConnection:
             raise ConnectionResetError("its other end has closed the connection")
         self._received += data
         return len(self._received)
+
+    def has_ended(self) -> bool:
+        """Returns whether the other end has closed the connection and nothing is left to read."""
+        seconds = self.socket.gettimeout()
+        # With a time limit, Python would wait for data before it calls recv.
+        self.socket.settimeout(0.0)
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self.socket.settimeout(seconds)
 
     def next_line(self) -> bytes | None:
         """Returns a line that has arrived; None if there is no complete one."""

@@ -3,10 +3,8 @@
 import bisect
 import contextlib
 import functools
-import hmac
 import ipaddress
 import itertools
-import secrets
 import selectors
 import socket
 import sys
@@ -28,23 +26,29 @@ Ranges = list[list[int]]
 
 
 class Hello(NamedTuple):
-    """First message of a process, to process 0 and then to each process on the way to its parent.
+    """First message of a process: to its parent, or to process 0 and each process on the way from there.
+
+    A process accepts only those of its run, which they name by the coordinator's address. That is no secret.
+    A secret would have to come from process 0, which answers without one, so that it protects from nobody who
+    reaches process 0; and a process that derives its parent's address has not been there. The name keeps runs
+    and programs apart that use the same ports; a firewall has to keep strangers out.
 
     Attributes:
       process: number of the process.
       num_processes: number of processes with which it was started.
       host: name of its host.
       port: port at which it listens for its children; 0 without children.
-      own_token: secret that it requires from them.
-      token: secret that the receiver requires; empty for process 0.
+      coordinator: address of process 0 as this process was given it, which its children must name.
+      run: address of process 0 as the receiver was given it, which may be another name of the host; empty for
+        process 0.
     """
 
     process: int
     num_processes: int
     host: str
     port: int
-    own_token: str
-    token: str = ""
+    coordinator: str
+    run: str = ""
 
 
 class ChildRegistry:
@@ -62,8 +66,8 @@ class ChildRegistry:
     Attributes:
       connections: connections with the children that are there, by process number.
       refusal: why the run cannot start; None if it can.
+      obstacle: what keeps this process from process 0, for error messages of its children.
       port: port at which this process listens; 0 without children.
-      token: secret that other processes than process 0 require, so that others cannot connect.
       num_messages: number of messages exchanged with others of the subtree.
     """
 
@@ -79,7 +83,7 @@ class ChildRegistry:
         self._listener, self._selector = listener, selector
         self.connections: dict[int, PeerConnection] = {}
         self.refusal: str | None = None
-        self.port, self.token, self.num_messages = 0, secrets.token_hex(16), 0
+        self.obstacle, self.port, self.num_messages = "", 0, 0
         # By child: where it listens, its host, the hosts of its subtree if that is complete, and what is
         # missing in it.
         self._addresses: dict[int, bytes] = {}
@@ -88,8 +92,9 @@ class ChildRegistry:
         self._missing: dict[int, Ranges] = {}
         # Clients that have sent no complete message yet. They cost nothing until they do.
         self._strangers: set[PeerConnection] = set()
-        # Processes whose next process is missing.
+        # Processes whose next process is missing, and which of their subtrees are there.
         self._waiting: dict[PeerConnection, int] = {}
+        self._present: dict[PeerConnection, Ranges] = {}
         if listener is not None:
             self.port = listener.getsockname()[1]
             listener.setblocking(False)
@@ -133,7 +138,7 @@ class ChildRegistry:
 
     def missing(self) -> Ranges:
         """Returns the processes of the subtree that are missing, as far as this process knows."""
-        waiting = set(self._waiting.values())
+        waiting = set(numbers_in(list(itertools.chain.from_iterable(self._present.values()))))
         found: Ranges = []
         for child in self._place.children:
             if child not in self.connections:
@@ -144,6 +149,13 @@ class ChildRegistry:
                 unknown = [[child + 1, child + self._place.child_size(child)]]
                 found += self._missing.get(child, unknown)
         return found
+
+    def present(self) -> Ranges:
+        """Returns this process and those of its subtree that are there, as far as it knows."""
+        missing = set(numbers_in(self.missing()))
+        return ranges_of(
+            [each for each in range(self._place.process, self._place.end) if each not in missing]
+        )
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message to the children, and to the processes that wait for one."""
@@ -192,32 +204,45 @@ class ChildRegistry:
         """Returns a first message.
 
         Raises:
-          ValueError: if a client without the secret has sent it.
+          ValueError: if it is none of this run.
         """
         hello = Hello(**message)
         if not (isinstance(hello.process, int) and isinstance(hello.port, int)):
             raise ValueError("it has no numbers")
-        # The port of process 0 is open to all. Compared in constant time, as all secrets.
-        if self._place.parent is None or hmac.compare_digest(str(hello.token).encode(), self.token.encode()):
+        if self._place.parent is None:
             return hello
-        raise ValueError("it has another secret")
+        # One that was started with other numbers then connects with process 0, which reports that to all.
+        is_below = self._place.process < hello.process < self._place.end
+        if hello.run != self._group.coordinator or not is_below or not self._has_count(hello):
+            raise ValueError("it is of another run")
+        return hello
+
+    def _has_count(self, hello: Hello) -> bool:
+        return hello.num_processes == self._group.num_processes
 
     def _receive(self, connection: PeerConnection, hello: Hello) -> None:
         self.num_messages += 1
-        number, count = hello.process, hello.num_processes
-        if count != self._group.num_processes or not self._place.process < number < self._place.end:
+        number = hello.process
+        if self.refusal is not None:
+            self._refuse(connection, self.refusal)
+            return
+        if not self._has_count(hello) or not self._place.process < number < self._place.end:
             self.refusal = (
-                f"process {number} on {hello.host} was started as one of {count} processes, and process 0 on "
-                f"{self._host} as one of {self._group.num_processes}; start all with the same --num-processes"
+                f"process {number} on {hello.host} was started as one of {hello.num_processes} processes, "
+                f"and process 0 on {self._host} as one of {self._group.num_processes}; start all with the "
+                "same --num-processes"
             )
             self._refuse(connection, self.refusal)
             return
         child = self._place.children[bisect.bisect_right(self._place.children, number) - 1]
+        # Its end may not have been read yet: a process that was not accepted in time comes again.
+        if number == child and child in self.connections and self.connections[child].has_ended():
+            self._remove(child)
         if child not in self.connections and number == child:
             self._register(connection, hello)
         elif child not in self.connections:
-            self._waiting[connection] = number
-            self._listen(connection, functools.partial(self._stop_waiting, connection))
+            self._waiting[connection], self._present[connection] = number, [[number, number + 1]]
+            self._listen(connection, functools.partial(self._read_waiting, connection))
         elif number == child:
             twins = f"on {self._child_hosts[child]} and on {hello.host}"
             refusal = f"process {number} was started twice, {twins}; start each --process-id once"
@@ -228,7 +253,7 @@ class ChildRegistry:
 
     def _register(self, connection: PeerConnection, hello: Hello) -> None:
         connection.socket.settimeout(SEND_SECONDS)
-        child, address = hello.process, (self._address_of(connection), hello.port, hello.own_token)
+        child, address = hello.process, (self._address_of(connection), hello.port, hello.coordinator)
         self.connections[child], self._child_hosts[child] = connection, hello.host
         self._addresses[child] = encode_line({"next": address, "process": child})
         end = child + self._place.child_size(child)
@@ -236,6 +261,9 @@ class ChildRegistry:
         if end == child + 1:
             self._hosts[child] = [hello.host]
         self._listen(connection, functools.partial(self._read, child))
+        # At a derived address the other end cannot know what listens there. All know process 0's.
+        if self._place.parent is not None:
+            self._send_line(connection, encode_line({"accepted": self.obstacle}))
         # Those that came before the process that is next for them.
         for each, number in list(self._waiting.items()):
             if child < number < end:
@@ -244,9 +272,18 @@ class ChildRegistry:
         # What follows the first message may have arrived with it.
         self._read(child, fills=False)
 
+    def _read_waiting(self, connection: PeerConnection) -> None:
+        try:
+            connection.fill()
+            while (message := connection.next_message()) is not None:
+                self.num_messages += 1
+                self._present[connection] = message["present"]
+        except OSError:
+            self._stop_waiting(connection)
+
     def _stop_waiting(self, connection: PeerConnection) -> None:
         """Closes the connection of a waiting process, which has ended or knows where to go."""
-        del self._waiting[connection]
+        del self._waiting[connection], self._present[connection]
         self._selector.unregister(connection.socket)
         connection.close()
 
