@@ -36,7 +36,7 @@ def test_tables_have_all_phases():
     assert [column.header for column in work.columns] == ["process 0", "64", "8,192 simulated"]
     assert list(work.columns[0].cells) == ["start", "service of jax", "same", "stop", "commit"]
     assert list(work.columns[1].cells) == ["96, 4.0"] * 5
-    costs = Costs(*[1e-6] * 12)
+    costs = Costs(*[1e-6] * 11)
     values = json.loads(json.dumps(to_json(costs, rows)))
     assert values["rows"][1]["phases"][STOP]["messages"] == 96
     assert "Process 0 registers a child in 1 us" in describe_costs(costs)
@@ -62,7 +62,7 @@ def test_a_phase_lasts_from_the_last_arrival_to_the_last_end():
 @pytest.mark.slow
 def test_four_real_processes_exchange_what_the_simulation_says(tmp_path):
     actual = phases_of(run_processes(4, tmp_path, rounds=1))
-    simulated = Simulation(4, Costs(*[1e-5] * 12)).run()
+    simulated = Simulation(4, Costs(*[1e-5] * 11)).run()
     for name in PHASES:
         assert (actual[name].messages, actual[name].num_bytes) == (
             simulated[name].messages,

@@ -125,9 +125,8 @@ def describe_costs(costs: Costs) -> str:
     return (
         f"A message costs {micro['message']:.0f} us of CPU time at each end and "
         f"{1e3 * micro['per_byte']:.1f} ns per byte, and takes {micro['latency']:.0f} us more. Process 0 "
-        f"registers a child in {micro['register']:.0f} us and sends another process to one in "
-        f"{micro['redirect']:.0f} us, jax's service connects a process in {micro['serve']:.0f} us, and a "
-        f"file in a manifest takes {micro['file']:.1f} us"
+        f"registers a child in {micro['register']:.0f} us, jax's service connects a process in "
+        f"{micro['serve']:.0f} us, and a file in a manifest takes {micro['file']:.1f} us"
     )
 
 

@@ -58,12 +58,9 @@ def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = 
 
 def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
     few, many, most = (run_processes(count, folder, rounds=1) for count in (FEW, MANY, MOST))
-    # What one more process costs process 0, which has as many children in both cases; one more child; and one
-    # more message.
-    redirect, _ = _slope(many, most, (START,), MANY - 1, MOST - 1)
-    one_child, children = (each["phases"][START]["cpu_seconds"] for each in (few, many))
-    children -= redirect * (MANY - 1 - FAN_OUT)
-    register = max(0.0, children - one_child) / (FAN_OUT - 1)
+    # What costs process 0 one more child, one more process that connects with jax's service, and one more
+    # message.
+    register, first_register = _slope(few, many, (START,), 1, FAN_OUT)
     serve, first_serve = _slope(many, most, (SERVICE,), MANY - 1, MOST - 1)
     message, _ = _slope(few, many, (SAME, STOP), *(_messages(each) for each in (few, many)))
     publish, file = _measure_manifest(folder)
@@ -74,8 +71,7 @@ def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
         # A message on its way also waits for its sender and its receiver.
         latency=max(0.0, one_way - 2 * message) if latency is None else latency,
         register=register,
-        redirect=redirect,
-        first_register=max(0.0, one_child - register),
+        first_register=first_register,
         start=few["start_cpu"],
         serve=serve,
         first_serve=first_serve,

@@ -22,7 +22,7 @@ from zaya_jax.checkpoint.format.manifest import commit
 from zaya_jax.files import durable
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.consistency import require_same
-from zaya_jax.parallel.processes.process_group import ProcessGroup
+from zaya_jax.parallel.processes.process_group import ProcessGroup, find_process_group
 from zaya_jax.parallel.processes.stop_agreement import agree_on_step, request_stop, wait_for_request
 from zaya_jax.parallel.processes.tree.exchanges import first_known
 
@@ -81,9 +81,13 @@ def main(argv: Sequence[str]) -> None:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     # Forked processes share the imports: 9 MB each instead of 150.
     ready, results = context.Barrier(count), context.SimpleQueue()
+    # With derived addresses of parents, as under `zaya launch`.
+    groups = [
+        find_process_group({}, coordinator=address, num_processes=count, process=number)
+        for number in range(count)
+    ]
     processes = [
-        context.Process(target=_run, args=(ProcessGroup(address, count, n), rounds, folder, ready, results))
-        for n in range(count)
+        context.Process(target=_run, args=(group, rounds, folder, ready, results)) for group in groups
     ]
     for process in processes:
         process.start()

@@ -44,7 +44,6 @@ class Costs:
       per_byte: CPU time of a process per byte of a message, at either end.
       latency: time between two processes, without the CPU time of both.
       register: CPU time of a process for one child in the rendezvous.
-      redirect: CPU time of a process for one that it sends to a child.
       first_register: CPU time of process 0 for the rendezvous itself.
       start: CPU time of another process for its start, without jax's service.
       serve: CPU time of jax's service in process 0 for one process that connects.
@@ -58,7 +57,6 @@ class Costs:
     per_byte: float
     latency: float
     register: float
-    redirect: float
     first_register: float
     start: float
     serve: float
@@ -102,40 +100,23 @@ class Simulation:
     # Phases
 
     def _start(self) -> None:
-        self._registered: set[int] = set()
-        self._held: dict[int, list[int]] = {}
+        """All connect with their parents, whose addresses they derive."""
         self._incomplete = [len(node.place.children) for node in self._nodes]
         self._work(0, self._costs.first_register, _nothing)
         for number in range(1, self._count):
-            come = functools.partial(self._come, 0, number)
+            come = functools.partial(self._come, number)
             self._work(number, self._costs.start, functools.partial(self._deliver, come))
 
-    def _come(self, contact: int, number: int) -> None:
-        """A process sends its first message to process 0, or to the next one on the way to its parent."""
-        place = self._nodes[contact].place
-        child = max(each for each in place.children if each <= number)
-        self._messages += 0 if contact else 1
-        if child == number:
-            register = functools.partial(self._register, contact, number)
-            self._work(contact, self._costs.register, register)
-        elif child in self._registered:
-            self._redirect(contact, number, child)
-        else:
-            # It waits in this process for the one that is next.
-            self._held.setdefault(child, []).append(number)
-
-    def _redirect(self, contact: int, number: int, child: int) -> None:
-        self._messages += 0 if contact else 1
-        come = functools.partial(self._come, child, number)
-        self._work(contact, self._costs.redirect, functools.partial(self._deliver, come))
-
-    def _register(self, parent: int, child: int) -> None:
-        self._registered.add(child)
-        for number in self._held.pop(child, ()):
-            self._redirect(parent, number, child)
+    def _come(self, child: int) -> None:
+        parent = self._nodes[child].place.parent
+        assert parent is not None
+        self._messages += 0 if parent else 1
+        # Measured in process 0, which its children know. Another parent answers that it is the right one.
+        cost = self._costs.register + (self._costs.message if parent else 0.0)
         # A first message says all of a process without children.
-        if not self._nodes[child].place.children:
-            self._complete_child(parent)
+        is_complete = not self._nodes[child].place.children
+        then = functools.partial(self._complete_child, parent) if is_complete else _nothing
+        self._work(parent, cost, then)
 
     def _complete_child(self, parent: int) -> None:
         self._incomplete[parent] -= 1
