@@ -55,7 +55,7 @@ def introduce(coordinator: str, count: int, process: int, *, port: int = 0, run:
     """Connects a process that does nothing else."""
     host, number = host_and_port(coordinator)
     connection = PeerConnection(socket.create_connection((host, number), 10.0))
-    hello = Hello(process, count, "h", port, coordinator, run)
+    hello = Hello(process, count, "h", port, host, coordinator, run)
     connection.send(hello._asdict())
     return connection
 

@@ -184,6 +184,24 @@ def test_a_parent_tells_its_children_what_keeps_it_from_process_0():
         assert isinstance(parent.result(timeout=30), PeerTimeout)
 
 
+def test_others_reach_a_child_on_the_same_host_by_its_name():
+    """Debian gives the name of a host the address 127.0.1.1 on that host."""
+    group = ProcessGroup("n0:61440", 4, 1)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        selectors.DefaultSelector() as selector,
+        ChildRegistry(group, place_of(1, 4, fan_out=1), "h", listener, selector) as registry,
+    ):
+        here = f"localhost:{registry.port}"
+        child = introduce(here, 4, 2, port=77, run=group.coordinator)
+        wait_for_events(selector, 5.0)
+        with contextlib.closing(introduce(here, 4, 3, run=group.coordinator)) as below:
+            wait_for_events(selector, 5.0)
+            assert receive(below)["next"] == ["localhost", 77, here]
+        for each in (child, *registry.connections.values()):
+            each.close()
+
+
 def test_a_child_that_comes_again_before_its_end_was_read_is_no_twin():
     group = ProcessGroup(f"127.0.0.1:{free_port()}", 3, 1)
     with (

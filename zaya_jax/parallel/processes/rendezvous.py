@@ -363,6 +363,7 @@ class _Joining:
             num_processes=self._group.num_processes,
             host=self._host,
             port=self._children.port,
+            receiver=host,
             coordinator=self._group.coordinator,
             run=run,
         )

@@ -38,6 +38,7 @@ class Hello(NamedTuple):
       num_processes: number of processes with which it was started.
       host: name of its host.
       port: port at which it listens for its children; 0 without children.
+      receiver: host at which it has reached the receiver.
       coordinator: address of process 0 as this process was given it, which its children must name.
       run: address of process 0 as the receiver was given it, which may be another name of the host; empty for
         process 0.
@@ -47,6 +48,7 @@ class Hello(NamedTuple):
     num_processes: int
     host: str
     port: int
+    receiver: str
     coordinator: str
     run: str = ""
 
@@ -253,7 +255,7 @@ class ChildRegistry:
 
     def _register(self, connection: PeerConnection, hello: Hello) -> None:
         connection.socket.settimeout(SEND_SECONDS)
-        child, address = hello.process, (self._address_of(connection), hello.port, hello.coordinator)
+        child, address = hello.process, (self._address_of(connection, hello), hello.port, hello.coordinator)
         self.connections[child], self._child_hosts[child] = connection, hello.host
         self._addresses[child] = encode_line({"next": address, "process": child})
         end = child + self._place.child_size(child)
@@ -297,12 +299,15 @@ class ChildRegistry:
             connection.socket.send(line, socket.MSG_DONTWAIT)
             self.num_messages += 1
 
-    def _address_of(self, connection: PeerConnection) -> str:
-        """Returns the address at which other processes reach the one at the other end."""
+    def _address_of(self, connection: PeerConnection, hello: Hello) -> str:
+        """Returns the address at which other processes reach a child."""
         address = ipaddress.ip_address(connection.socket.getpeername()[0])
         address = getattr(address, "ipv4_mapped", None) or address
-        # On the host of process 0 its name may be an address of the loopback, which other hosts cannot use.
-        return host_and_port(self._group.coordinator)[0] if address.is_loopback else str(address)
+        if not address.is_loopback:
+            return str(address)
+        # On a host its name may be an address of the loopback, which other hosts cannot use. They reach this
+        # host, where the child is too, by the name of process 0, or as the child has reached another process.
+        return host_and_port(self._group.coordinator)[0] if self._place.parent is None else hello.receiver
 
     # Children
 
