@@ -84,5 +84,7 @@ def test_the_simulation_agrees_with_4_16_and_64_processes(tmp_path):
             print(count, name, f"{1e3 * ours.seconds:.1f} and {1e3 * real.seconds:.1f} ms")
             if name in (SAME, STOP, COMMIT):
                 assert (ours.messages, ours.num_bytes) == (real.messages, real.num_bytes), name
+            # A start of more than a second has reports of what is missing, too.
+            assert ours.messages <= real.messages < 2 * max(1, ours.messages), name
             if real.seconds > MIN_SECONDS:
                 assert real.seconds / FACTOR < ours.seconds < real.seconds * FACTOR, name

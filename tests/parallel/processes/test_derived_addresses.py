@@ -72,6 +72,13 @@ def occupied(coordinator: str, answer: bytes | None):
                 each.close()
 
 
+@pytest.fixture
+def no_reports(monkeypatch):
+    """Numbers of messages are then the same on a busy machine."""
+    monkeypatch.setattr("zaya_jax.parallel.processes.rendezvous._REPORT_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("no_reports")
 def test_process_0_has_messages_only_from_its_children():
     """Each sends its first message and its hosts, and receives those of all."""
     messages: dict[int, int] = {}
@@ -83,12 +90,14 @@ def test_process_0_has_messages_only_from_its_children():
     assert messages[0] == 3 * 2 + 2 * 28
 
 
+@pytest.mark.usefixtures("no_reports")
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_processes_come_in_any_order(first):
     late = {number: 0.3 * ((number - first) % 3) for number in range(3)}
     assert row(late=late) == ([HOSTS] * 3, DIRECT)
 
 
+@pytest.mark.usefixtures("no_reports")
 @pytest.mark.parametrize(
     "answer",
     [b"", None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b'{"next": ["h", 1, ""], "process": 1}\n', b"[]\n"],
@@ -96,13 +105,11 @@ def test_processes_come_in_any_order(first):
 def test_another_program_has_the_port_of_the_parent(answer):
     coordinator = f"127.0.0.1:{free_port()}"
     with occupied(coordinator, answer) as connections:
-        results, messages = row(coordinator=coordinator, limit=4.0)
-        assert results == [HOSTS] * 3
-        # More if process 0 has reported what is missing before the silent program was given up.
-        assert messages == REDIRECTED or answer is None
+        assert row(coordinator=coordinator, limit=4.0) == ([HOSTS] * 3, REDIRECTED)
         assert connections
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_another_run_has_the_port_of_the_parent(monkeypatch):
     """A parent of that run sends the process away."""
     monkeypatch.setattr(
@@ -116,6 +123,7 @@ def test_another_run_has_the_port_of_the_parent(monkeypatch):
         assert isinstance(other.result(timeout=30), PeerTimeout)
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_a_process_of_the_previous_attempt_has_the_port_of_the_parent():
     """It accepts the process, which begins again when it ends; or it knows an earlier one of that number."""
     coordinator = f"127.0.0.1:{free_port()}"
@@ -125,11 +133,10 @@ def test_a_process_of_the_previous_attempt_has_the_port_of_the_parent():
             assert connections
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_a_parent_is_later_than_the_shortcut_lasts():
-    """Process 2 waits in process 0, and tells there once that it is present."""
-    results, messages = row(limit=4.0, late={1: 2.5})
-    assert results == [HOSTS] * 3
-    assert messages in (REDIRECTED, REDIRECTED + 1, REDIRECTED + 2)
+    """Process 2 waits in process 0, which then redirects it."""
+    assert row(limit=4.0, late={1: 2.5}) == ([HOSTS] * 3, REDIRECTED)
 
 
 def test_the_derived_name_does_not_resolve():
