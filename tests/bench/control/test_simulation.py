@@ -53,6 +53,7 @@ def test_process_0_exchanges_a_message_each_way_with_each_child(count):
 @pytest.mark.parametrize("count", [128, pytest.param(8192, marks=pytest.mark.campaign)])
 def test_the_work_of_process_0_grows_at_most_like_the_logarithm(count):
     few, many = simulated(32), simulated(count)
+    assert many[START].messages == 3 * FAN_OUT
     for name in (SAME, STOP):
         assert many[name].messages == few[name].messages
         # Messages as short as those of two processes.
