@@ -20,7 +20,7 @@ from pallas_kernels.product.xla import product_in_place, transposed_product
 
 BLOCK_ROWS = 512
 """Rows of a block: enough for nine tenths of a CPU's peak; weights are read once for each block."""
-ROUNDINGS = 8, 64
+ROUNDINGS = 16, 64
 """Smallest and largest multiple, in rows, to which the last block of a group is rounded up. Finer ones waste
 less work, but each size is a loop to compile."""
 ROWS_IN_PLACE = 16
@@ -59,7 +59,7 @@ class _Blocks:
 def block_sizes(num_rows: int) -> tuple[int, ...]:
     """Returns the rows of a block for each loop: over whole blocks first, then over last blocks."""
     largest, (least, most) = min(BLOCK_ROWS, num_rows), ROUNDINGS
-    rounding = min(max(least, num_rows // 16), most)
+    rounding = min(max(least, num_rows // 8), most)
     return (largest, *range(rounding, largest, rounding), largest)
 
 

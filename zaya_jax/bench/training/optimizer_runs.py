@@ -56,7 +56,7 @@ class Variant:
 
 
 VARIANTS = {
-    "adamw": Variant({"name": "adamw"}, 6e-3),
+    "adamw": Variant({"name": "adamw"}, 2e-3),
     "muon": Variant({}, 1e-2),
     "muon-cautious": Variant({"cautious_decay": True}, 1e-2),
     "normuon": Variant({"normuon": True}, 1e-2),
