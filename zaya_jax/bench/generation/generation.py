@@ -2,9 +2,10 @@
 
 `zaya bench torch` compares the speed of prefill and decoding with transformers.
 
-Measured on 25 November 2026, two cores of an AMD EPYC, otherwise idle, 58 M parameters in float32 (jax
-0.10.2): at 25, 50, 75 and 100% of the engine's capacity, time to first token 67, 92, 82 and 95 ms (99th
-percentile 212, 194, 182 and 369 ms), time per further token 10, 15, 21 and 22 ms.
+Measured on 26 November 2026, two cores of an AMD EPYC, otherwise idle, 58 M parameters in float32 (jax
+0.10.2): at 25, 50, 75 and 100% of the engine's capacity of 7.5 requests per second, median time to first
+token 88, 82, 109 and 186 ms (99th percentile 227, 249, 245 and 791 ms), time per further token 10, 13, 26 and
+39 ms.
 """
 
 import dataclasses
