@@ -224,7 +224,7 @@ def _results_table(outcomes: Mapping[str, OptimizerOutcome]) -> Table:
 
 
 def _mean(losses_N: np.ndarray) -> str:
-    return f"{losses_N.mean():.4f} ± {losses_N.std(ddof=1):.4f}"
+    return f"{losses_N.mean():.4f} ± {losses_N.std(ddof=1):.3f}"
 
 
 def _p(losses_N: np.ndarray, base_N: np.ndarray) -> str:
