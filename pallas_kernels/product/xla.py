@@ -71,8 +71,10 @@ def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dt
     def products(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
         if len(numbers_P) == 1:
             return product(x, stack, numbers_P[0])
-        of_rows = jax.vmap(product, in_axes=(-2, None, 0), out_axes=-2)
-        return of_rows(x[..., None, :, :], stack, numbers_P)[..., 0, :, :]
+        # One after the other, so that only one matrix is copied at a time.
+        rows = jnp.moveaxis(x, -2, 0)[..., None, :]  # [P, *A, 1, D]
+        out = lax.map(lambda each: product(each[0], stack, each[1]), (rows, numbers_P))
+        return jnp.moveaxis(out[..., 0, :], 0, -2)
 
     def in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
         columns = x.mT.astype(jnp.float32)[..., None]  # [*A, D, P, 1]

@@ -107,7 +107,7 @@ class PeerConnection:
         self.socket, self._received = connected, bytearray()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message."""
+        """Sends a message as one line of JSON; waits while the other end does not read."""
         self.socket.sendall(encode_line(message))
 
     def fill(self, *, waits: bool = True) -> int:
@@ -176,5 +176,5 @@ class PeerConnection:
             self.fill()
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the socket; lines that were not read yet are lost."""
         self.socket.close()
