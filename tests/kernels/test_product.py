@@ -103,6 +103,13 @@ def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, num
     np.testing.assert_allclose(exact, expected, rtol=1e-5, atol=32e-5)
 
 
+def test_rows_that_are_not_read_in_place_copy_one_matrix_at_a_time():
+    x, stack = jnp.ones((8, 120)), jnp.ones((5, 120, 160))  # 120 rows cannot be split
+    text = jax.jit(product_in_place).lower(x, stack, jnp.arange(8) % 5).compile().as_text()
+    assert "f32[5,120,160]" in text
+    assert not re.findall(r"f32\[8,(?:1,)?120,160\]", text)
+
+
 @pytest.mark.parametrize("num_rows", [1, 8])
 def test_on_a_cpu_the_product_in_place_copies_no_matrix(num_rows):
     def through_all(x, stack):
