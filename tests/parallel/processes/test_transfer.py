@@ -1,5 +1,6 @@
 """Transfers of files between processes, which are simulated by several servers in one process."""
 
+import errno
 import json
 import pathlib
 import socket
@@ -38,11 +39,17 @@ def node(tmp_path, monkeypatch):
 
 
 def request(node: Node, line: bytes) -> bytes:
-    """Returns the answer to a request of a foreign client."""
+    """Returns the answer to a request of a foreign client; none if the server resets the connection."""
     with socket.create_connection(node.transfers._addresses[1], timeout=10) as connection:
-        connection.sendall(line)
-        connection.shutdown(socket.SHUT_WR)
-        return connection.makefile("rb").read()
+        try:
+            connection.sendall(line)
+            connection.shutdown(socket.SHUT_WR)
+            return connection.makefile("rb").read()
+        except OSError as error:
+            # The server closes without reading a line that is too long: at any of these calls.
+            if error.errno in {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN}:
+                return b""
+            raise
 
 
 def test_files_of_all_sizes_arrive_as_they_are(node, tmp_path):
