@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import pathlib
 import shutil
@@ -139,7 +140,7 @@ def wait_until_failed(checkpoints):
 def test_a_failed_save_is_reported_before_the_next(tmp_path, monkeypatch):
     """A later save succeeds."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
 
     state = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
@@ -180,7 +181,28 @@ def test_a_process_checks_only_its_own_files(tmp_path):
     arrays = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
     writing.begin({item: ocp.args.StandardSave(values) for item, values in arrays.items()})
     os.mkfifo(tmp_path / "aside/training/of_another")  # reading it would block forever
-    assert {name.split("/")[1] for name in writing.finish()} == {"ocdbt.process_0"}
+    own = writing.finish()
+    assert {name.split("/")[1] for name in own} == {"ocdbt.process_0", "array_metadatas"}
+    assert "weights/array_metadatas/process_0" in own
+
+
+def test_process_0_reads_and_syncs_no_folder_of_another_process(tmp_path, monkeypatch):
+    """With thousands of processes, that would take it minutes on a shared file system."""
+    folder = tmp_path / "aside/weights/ocdbt.process_1"
+    writing = StepWriter(tmp_path / "aside", 1, None)
+    writing.begin({"weights": ocp.args.StandardSave({"a": jnp.ones(3)})})
+    described = [writing.finish(), {"weights/ocdbt.process_1/d": {"bytes": 1, "xxh3_128": "of process 1"}}]
+    writing.merge()
+    folder.mkdir()
+    os.mkfifo(folder / "d")  # reading it would block forever
+    synced = []
+    monkeypatch.setattr(durable, "sync", lambda path: synced.append(pathlib.Path(path)))
+    writing.commit(described)
+    writing.publish(tmp_path / "1")
+    listed = json.loads((tmp_path / "1/manifest.json").read_text())["files"]
+    assert listed["weights/ocdbt.process_1/d"]["xxh3_128"] == "of process 1"
+    assert tmp_path / "aside/weights" in synced
+    assert not any("ocdbt.process_" in str(path) for path in synced)
 
 
 # Orbax reads the arrays with their stored sharding, and warns about that.

@@ -15,7 +15,7 @@ from zaya_jax.fields import field_paths
 from zaya_jax.options import load_config
 from zaya_jax.report.run_record import read_run
 from zaya_jax.train.consistency.config_changes import read_changes
-from zaya_jax.train.setup import check_folder
+from zaya_jax.train.run_folder_checks import check_folder
 
 
 def use_old_names(values: dict) -> dict:

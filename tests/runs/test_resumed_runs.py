@@ -20,7 +20,7 @@ from zaya_jax.fields import field_paths
 from zaya_jax.train.consistency.config_changes import read_changes
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.replay import find_replay
-from zaya_jax.train.setup import check_folder
+from zaya_jax.train.run_folder_checks import check_folder
 from zaya_jax.train.trainer import train
 
 OTHERWISE = {

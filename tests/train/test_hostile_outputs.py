@@ -7,7 +7,7 @@ import pytest
 from small_runs import small_config
 
 from zaya_jax.train.metrics.files import MetricsWriter, read_metrics
-from zaya_jax.train.setup import check_folder
+from zaya_jax.train.run_folder_checks import check_folder
 
 pytestmark = pytest.mark.timeout(60)  # opening a pipe would block forever
 

@@ -13,7 +13,7 @@ import zaya_jax
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config, is_inside
 from zaya_jax.plan.dry_run import print_dry_run
-from zaya_jax.train.setup import check_folder
+from zaya_jax.train.run_folder_checks import check_folder
 from zaya_jax.train.trainer import train
 
 # Files of 20 KB are too long, as they would be on a full disk; TensorBoard's grows fastest.

@@ -8,10 +8,11 @@ package depends on Orbax's files.
 
 `format` has the names of files, the manifest that verifies them, the description of where a step comes
 from, and weights that are written without Orbax. `steps` saves and restores, `newest` selects the step to
-resume from, `retention` the steps to keep. `restore` reads what inference and a new run need, `run_config`
-the config of a run. `stored_arrays` and `stored_weights` read part by part, `compare` compares two
-checkpoints, `reshape` rewrites one, `average` writes the mean of several. `storage_errors` turns errors of
-Orbax and TensorStore into messages, and `lock` lets one process at a time write to a run folder.
+resume from, `shared_verification` divides the bytes to read between the processes, `retention` selects the
+steps to keep. `restore` reads what inference and a new run need, `run_config` the config of a run.
+`stored_arrays` and `stored_weights` read part by part, `compare` compares two checkpoints, `reshape` rewrites
+one, `average` writes the mean of several. `storage_errors` turns errors of Orbax and TensorStore into
+messages, and `lock` lets one process at a time write to a run folder.
 
 The imports below are the public names of the package.
 """
@@ -34,6 +35,7 @@ from zaya_jax.checkpoint.format.plain_weights import PlainArray, chunk_name, met
 from zaya_jax.checkpoint.lock import RunLock, run_lock
 from zaya_jax.checkpoint.newest import (
     SavedStep,
+    Verify,
     newest_step,
     require_average,
     require_present,
@@ -46,6 +48,7 @@ from zaya_jax.checkpoint.reshape import reshape
 from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights
 from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove
 from zaya_jax.checkpoint.run_config import config_loss, has_record, read_config
+from zaya_jax.checkpoint.shared_verification import verified_together
 from zaya_jax.checkpoint.steps import (
     Checkpoints,
     commit_together,

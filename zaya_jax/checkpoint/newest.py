@@ -3,13 +3,16 @@
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from zaya_jax.checkpoint.format.layout import DAMAGED, EMA, WeightsKind, all_steps, step_folder
-from zaya_jax.checkpoint.format.manifest import all_files, average_files, damage_of, weight_files
+from zaya_jax.checkpoint.format.manifest import Part, all_files, average_files, damage_of, weight_files
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files import durable
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
+
+Verify = Callable[[str | pathlib.Path, int, Part], str | None]
+"""Verifies a part of a step of a run folder: the first damage as a message, or None; such as `damage_of`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,7 @@ def newest_step(
     after: int | None = None,
     weights_only: bool = False,
     weights: WeightsKind = "raw",
+    verify: Verify = damage_of,
 ) -> int | None:
     """The newest step whose files are intact; None if there are no checkpoints.
 
@@ -44,6 +48,7 @@ def newest_step(
         none of them need be intact. None for a run that needs one.
       weights_only: whether to verify only the files that inference needs.
       weights: which weights inference needs.
+      verify: function that verifies a step; that of `verified_together` shares the work between processes.
 
     Raises:
       DamagedError: if there are checkpoints but none is intact.
@@ -55,7 +60,7 @@ def newest_step(
     steps = [step for step in all_steps(run_folder) if until is None or step <= until]
     steps = [step for step in steps if after is None or step > after]
     for step in reversed(steps):
-        damage = damage_of(run_folder, step, part=part)
+        damage = verify(run_folder, step, part)
         if damage is None:
             # Warn only if an older step is used; without one, the error below names all of them.
             for newer, cause in damaged.items():
@@ -72,7 +77,11 @@ def newest_step(
 
 
 def require_step(
-    run_folder: str | pathlib.Path, *, weights_only: bool = False, weights: WeightsKind = "raw"
+    run_folder: str | pathlib.Path,
+    *,
+    weights_only: bool = False,
+    weights: WeightsKind = "raw",
+    verify: Verify = damage_of,
 ) -> int:
     """The newest intact step of a run that must have one.
 
@@ -80,12 +89,13 @@ def require_step(
       run_folder: folder of the run.
       weights_only: whether to verify only the files that inference needs.
       weights: which weights inference needs.
+      verify: see `newest_step`.
 
     Raises:
       UserError: if there is no checkpoint, or the newest one has no average and `weights` is "ema".
       DamagedError: if there are checkpoints but none is intact.
     """
-    step = newest_step(run_folder, weights_only=weights_only, weights=weights)
+    step = newest_step(run_folder, weights_only=weights_only, weights=weights, verify=verify)
     if step is None:
         raise UserError(f"{run_folder} has no checkpoint yet; train it until it has saved one")
     # Not an older step that has one: its weights would not be those that the user expects.

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from zaya_jax.checkpoint.format.layout import EMA, NUM_UPDATES, WeightsKind
-from zaya_jax.checkpoint.newest import SavedStep, require_step
+from zaya_jax.checkpoint.format.manifest import damage_of
+from zaya_jax.checkpoint.newest import SavedStep, Verify, require_step
 from zaya_jax.checkpoint.run_config import read_config
 from zaya_jax.checkpoint.steps import restore_average, restore_weights
 from zaya_jax.config import Config, ModelConfig
@@ -112,15 +113,20 @@ def _merge(declared: Mapping, params: dict, shardings: Any) -> dict:
     return jax.jit(merge, donate_argnums=donated, out_shardings=shardings)(params, adapters)
 
 
-def check_init_from(run_folder: str, model: ModelConfig) -> SavedStep:
+def check_init_from(run_folder: str, model: ModelConfig, *, verify: Verify = damage_of) -> SavedStep:
     """The checkpoint of another run that this run can start from.
+
+    Args:
+      run_folder: folder of the other run.
+      model: the model of this run.
+      verify: see `newest_step`.
 
     Raises:
       UserError: if there is no such run or checkpoint, or its model has different weights.
     """
     saved = abstract_variables(read_config(run_folder).model)
     try:
-        step = require_step(run_folder, weights_only=True)
+        step = require_step(run_folder, weights_only=True, verify=verify)
     except ValueError as error:
         raise type(error)(f"train.init_from: {error}") from error  # keeps the class, which tells damage apart
     new, old = (dict(jax.tree.leaves_with_path(tree)) for tree in (abstract_variables(model), saved))

@@ -44,6 +44,8 @@ SAVE_SECONDS = 1800.0
 """How much longer one process may write than another; the file system of a cluster may serve them in turn."""
 _PER_PROCESS = "ocdbt.process_"
 """Prefix of the names of the folders that Orbax assigns to processes."""
+_SHAPES_PER_PROCESS = "array_metadatas/process_"
+"""Start of the paths of the files in which Orbax notes the shapes of what each process has written."""
 
 
 class Checkpoints:
@@ -169,9 +171,10 @@ class Checkpoints:
         )
 
     def _publish(self, writing: "StepWriter", described: list[Files]) -> None:
+        writing.merge()
         writing.commit(described)
         # From this rename on, the step is a checkpoint.
-        durable.publish(writing.aside, self._folder / str(writing.step))
+        writing.publish(self._folder / str(writing.step))
         steps = all_steps(self._run_folder)
         for old in steps_to_remove(steps, self._retention, losses=self._scores(), whole=writing.step):
             remove_step(self._run_folder, old)
@@ -292,24 +295,46 @@ class StepWriter:
             raise failures[0]
         own = []
         for item in self._handlers:
-            # Only this process's folder: files in the folders of others may still appear and disappear.
-            prefix = f"{item}/{_PER_PROCESS}{hosts.process()}"
-            own += [f"{prefix}/{name}" for name in durable.list_files(self.aside / prefix)]
+            # Only this process's: files of others may still appear and disappear.
+            folder, shapes = (
+                f"{item}/{start}{hosts.process()}" for start in (_PER_PROCESS, _SHAPES_PER_PROCESS)
+            )
+            own += [f"{folder}/{name}" for name in durable.list_files(self.aside / folder)]
+            own += [shapes] if (self.aside / shapes).exists() else []
+            # By each process: process 0 would take milliseconds for each of thousands of folders.
+            durable.sync_folders(self.aside / folder)
         return sync_and_describe(self.aside, own)
 
-    def commit(self, described: list[Files]) -> None:
-        """Merges what all processes have written, and writes manifest and commit marker."""
+    def merge(self) -> None:
+        """Merges what all processes have written into one index of arrays for each item."""
         for item, handler in self._handlers.items():
-            # Merges the folders of the processes into one index of arrays.
+            # Orbax opens an index of each process, which takes most of the time of a commit.
             handler.finalize(epath.Path(self.aside / item))
             handler.close()
+
+    def commit(self, described: list[Files]) -> None:
+        """Writes manifest and commit marker.
+
+        Args:
+          described: what `finish` has returned in each process.
+        """
         durable.write(self.aside / STEP_METADATA, step_metadata(self._handlers))
         if self._about is not None:
             write_description(self.aside, self._about)
         known = {name: values for files in described for name, values in files.items()}
-        # Files that `finalize` and this method wrote, which no process has hashed yet.
-        rest = [name for name in durable.list_files(self.aside) if name not in known]
+        # Files that `merge` and this method wrote, which no process has hashed yet.
+        names = durable.list_files(self.aside, skip=_is_of_process)
+        rest = [name for name in names if name not in known]
         commit(self.aside, self.step, known | sync_and_describe(self.aside, rest))
+
+    def publish(self, folder: pathlib.Path) -> None:
+        """Renames the committed step to its final path."""
+        durable.publish(self.aside, folder, skip=_is_of_process)
+
+
+def _is_of_process(name: str) -> bool:
+    """Whether a folder has files of one process, which that process has listed, hashed and synced."""
+    return name.startswith(_PER_PROCESS)
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

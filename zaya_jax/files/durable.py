@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import xxhash
 
@@ -56,15 +56,19 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def list_files(folder: pathlib.Path) -> list[str]:
+def list_files(folder: pathlib.Path, *, skip: Callable[[str], bool] | None = None) -> list[str]:
     """Returns the paths of all files at any depth of a folder, relative to it.
+
+    Args:
+      folder: folder to list.
+      skip: whether to skip a folder in it, by its name; None to skip none.
 
     Raises:
       UserError: if the folder has anything but files and folders. Reading a pipe would block for ever, and a
         link leads out of the folder.
     """
     names = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in _walk(folder, skip):
         for name in (*folders, *files):
             path = pathlib.Path(parent, name)
             mode = path.lstat().st_mode
@@ -72,6 +76,26 @@ def list_files(folder: pathlib.Path) -> list[str]:
                 raise UserError(f"{path.relative_to(folder)} is neither a file nor a folder")
         names += [pathlib.Path(parent, name).relative_to(folder).as_posix() for name in files]
     return names
+
+
+def _walk(
+    folder: pathlib.Path, skip: Callable[[str], bool] | None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    for parent, folders, files in os.walk(folder):
+        # In place: os.walk then does not enter them.
+        folders[:] = [name for name in folders if skip is None or not skip(name)]
+        yield parent, folders, files
+
+
+def sync_folders(folder: pathlib.Path, *, skip: Callable[[str], bool] | None = None) -> None:
+    """Flushes the names of all entries of a folder and its subfolders to disk, not the content of files.
+
+    Args:
+      folder: folder to flush.
+      skip: whether to skip a folder in it, by its name; None to skip none.
+    """
+    for parent, _, _ in _walk(folder, skip):
+        sync(parent)
 
 
 def sync_tree(folder: pathlib.Path) -> None:
@@ -165,7 +189,13 @@ def temporary_folder(folder: pathlib.Path, *, replace: bool = False) -> Iterator
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(aside: pathlib.Path, folder: pathlib.Path, *, replace: bool = False) -> None:
+def publish(
+    aside: pathlib.Path,
+    folder: pathlib.Path,
+    *,
+    replace: bool = False,
+    skip: Callable[[str], bool] | None = None,
+) -> None:
     """Renames a complete folder to its final path, after flushing the names in it to disk.
 
     Args:
@@ -173,13 +203,12 @@ def publish(aside: pathlib.Path, folder: pathlib.Path, *, replace: bool = False)
         disk, as `write` and `HashedFile` leave them, because flushing each again costs milliseconds.
       folder: final path; must be free or an empty folder, unless `replace` is True.
       replace: whether to exchange an existing folder with `aside`; the caller then removes it there.
+      skip: whether the names in a folder are on disk already, by the folder's name; None if none are.
 
     Raises:
       FileExistsError: if another process created the folder first.
     """
-    for path in (aside, *aside.rglob("*")):
-        if path.is_dir():
-            sync(path)
+    sync_folders(aside, skip=skip)
     if replace and folder.exists():
         _exchange(aside, folder)
     else:

@@ -9,7 +9,7 @@ import math
 import pathlib
 from collections.abc import Iterator, Mapping
 
-from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
+from zaya_jax.checkpoint import SavedStep, Verify, all_steps, damage_of, newest_step, verified_together
 from zaya_jax.data.reading.positions import mixture_positions
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes import hosts
@@ -51,8 +51,26 @@ class Replay:
         return f"steps {self.start.step + 1} to {self.end}"
 
 
-def find_replay(run_folder: str, num_steps: int) -> Replay:
+def find_shared_replay(run_folder: str, num_steps: int) -> Replay:
+    """`find_replay` by one process for all, each of which reads a share of the checkpoint.
+
+    Raises:
+      UserError: as `find_replay`.
+    """
+    found = verified_together("replay", lambda verify: find_replay(run_folder, num_steps, verify=verify))
+    # As a list, because JSON has no numbers as keys.
+    values = None if found is None else [found.start.step, list(found.losses.items())]
+    step, losses = hosts.broadcast_from_first("replay", values)
+    return Replay(SavedStep(run_folder, step), num_steps, dict(losses))
+
+
+def find_replay(run_folder: str, num_steps: int, *, verify: Verify = damage_of) -> Replay:
     """Finds the newest checkpoint that has enough recorded steps after it, before a resume removes any.
+
+    Args:
+      run_folder: folder of the run.
+      num_steps: number of steps to repeat.
+      verify: see `newest_step`.
 
     Raises:
       UserError: if there is no such checkpoint.
@@ -71,7 +89,7 @@ def find_replay(run_folder: str, num_steps: int) -> Replay:
     last = max(losses, default=0)
     # The newest checkpoint that has enough recorded steps after it: every byte of it is read, and the latest
     # steps are the ones to compare.
-    start = newest_step(run_folder, until=last - num_steps)
+    start = newest_step(run_folder, until=last - num_steps, verify=verify)
     if start is not None and start < changed:
         raise UserError(
             f"--replay-check={num_steps}: the config of {run_folder} has changed at step {changed}, and "

@@ -32,8 +32,8 @@ from zaya_jax.train.hooks.trackers import Trackers, open_trackers
 from zaya_jax.train.loop import run_steps
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.reference_logprobs import compute_references, load_references
-from zaya_jax.train.replay import Replay, find_replay, replay
-from zaya_jax.train.setup import VERIFY_SECONDS, PreparedRun, prepare_run
+from zaya_jax.train.replay import Replay, find_shared_replay, replay
+from zaya_jax.train.setup import PreparedRun, prepare_run
 from zaya_jax.train.starting_state import starting_state
 from zaya_jax.train.step.state import TrainState
 from zaya_jax.train.step.step_metrics import compile_values
@@ -100,11 +100,7 @@ def train(
         # Before the metrics files are opened, which removes the recorded losses after the checkpoint.
         planned = None
         if replay_check is not None:
-            planned = hosts.run_on_all(
-                "replay",
-                lambda: find_replay(config.run_folder, replay_check),
-                limit_seconds=VERIFY_SECONDS,
-            )
+            planned = find_shared_replay(config.run_folder, replay_check)
         trackers = trackers or stack.enter_context(open_trackers(config))
         # After the lock: while another process holds it, time is accounted to that process.
         heartbeats = Heartbeats()

@@ -81,7 +81,7 @@ def sync_and_describe(folder: pathlib.Path, names: Iterable[str]) -> Files:
         return dict(zip(names, pool.map(sync_and_describe_one, names), strict=True))
 
 
-def damage_of(run_folder: str | pathlib.Path, step: int, *, part: Part = all_files) -> str | None:
+def damage_of(run_folder: str | pathlib.Path, step: int, part: Part = all_files) -> str | None:
     """Verifies a checkpoint or a part of it: the first damage as a message, or None if it is intact."""
     return next(all_damage(run_folder, step, part=part), None)
 
@@ -100,14 +100,43 @@ def all_damage(
     """
     folder = step_folder(run_folder, step)
     try:
-        # Weights from `zaya convert` have checksums for the whole folder instead of a manifest.
-        if not (folder / MANIFEST).exists() and (folder.parents[1] / durable.CHECKSUMS).is_file():
+        if _is_converted(folder):
             yield from _check_converted(folder, hashes=hashes, part=part)
         else:
             yield from _check(folder, step, hashes=hashes, part=part)
     # A manifest that cannot be read or parsed is damage as well, not a crash.
     except (OSError, ValueError) as error:
         yield str(error)
+
+
+def damage_in_share(
+    run_folder: str | pathlib.Path, step: int, *, index: int, count: int, part: Part = all_files
+) -> str | None:
+    """Reads one of several shares of a checkpoint's files, of about as many bytes each, and compares hashes.
+
+    Args:
+      run_folder: folder of the run.
+      step: step of the checkpoint, whose names `all_damage` has verified.
+      index: number of the share, from 0.
+      count: number of shares.
+      part: predicate of the files to verify.
+
+    Returns:
+      The first damage as a message, or None if the files of the share are intact.
+    """
+    folder = step_folder(run_folder, step)
+    try:
+        if _is_converted(folder):
+            expected = _converted_checksums(folder, part)
+            # Of unknown sizes.
+            names = sorted(expected)[index::count]
+            return durable.find_damage(folder.parents[1], {name: expected[name] for name in names})
+        listed = _read_manifest(folder, step)
+        # In turn by size, so that no share has most of the large files.
+        names = sorted(filter(part, listed), key=lambda name: (-_listed_bytes(listed[name]), name))
+        return next(_changed_files(folder, listed, names[index::count], hashes=True), None)
+    except (OSError, ValueError) as error:
+        return str(error)
 
 
 def identity_of(run_folder: str | pathlib.Path, step: int) -> str:
@@ -123,6 +152,13 @@ def _check(folder: pathlib.Path, step: int, *, hashes: bool, part: Part) -> Iter
     for name in (MANIFEST, COMMITTED):
         if name not in names:
             raise UserError(f"{name} is missing")
+    listed = _read_manifest(folder, step)
+    names, expected = set(filter(part, names - {MANIFEST, COMMITTED})), set(filter(part, listed))
+    yield from _check_names(names, expected, MANIFEST)
+    yield from _changed_files(folder, listed, sorted(names & expected), hashes=hashes)
+
+
+def _read_manifest(folder: pathlib.Path, step: int) -> Files:
     # The marker protects the manifest itself, which protects all other files.
     if (folder / COMMITTED).read_bytes() != _marker(folder):
         raise UserError(f"{MANIFEST} is not as it was written")
@@ -132,10 +168,14 @@ def _check(folder: pathlib.Path, step: int, *, hashes: bool, part: Part) -> Iter
     listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise UserError(f"{MANIFEST} lists no files")
-    names, expected = set(filter(part, names - {MANIFEST, COMMITTED})), set(filter(part, listed))
-    yield from _check_names(names, expected, MANIFEST)
+    return listed
+
+
+def _changed_files(
+    folder: pathlib.Path, listed: Files, names: Iterable[str], *, hashes: bool
+) -> Iterator[str]:
     # One file at a time, so that the caller can print damage while a large checkpoint is read.
-    for name in sorted(names & expected):
+    for name in names:
         try:
             if not _is_as_listed(folder / name, listed[name], hashes=hashes or name == DESCRIPTION):
                 yield f"{name} is not as it was written"
@@ -143,15 +183,26 @@ def _check(folder: pathlib.Path, step: int, *, hashes: bool, part: Part) -> Iter
             yield f"{name} cannot be read: {error.strerror}"
 
 
-def _check_converted(folder: pathlib.Path, *, hashes: bool, part: Part) -> Iterator[str]:
-    """Verifies weights that `zaya convert` wrote: that folder has one list of checksums, without sizes."""
-    run_folder, start = folder.parents[1], f"{CHECKPOINTS_FOLDER}/{folder.name}/"
-    listed = durable.read_checksums(run_folder)
-    expected = {
+def _is_converted(folder: pathlib.Path) -> bool:
+    """Whether `zaya convert` wrote a step: it has checksums for the whole folder instead of a manifest."""
+    return not (folder / MANIFEST).exists() and (folder.parents[1] / durable.CHECKSUMS).is_file()
+
+
+def _converted_checksums(folder: pathlib.Path, part: Part) -> dict[str, str]:
+    """Returns the checksums of a converted step's files, by their names relative to the run folder."""
+    start = f"{CHECKPOINTS_FOLDER}/{folder.name}/"
+    listed = durable.read_checksums(folder.parents[1])
+    return {
         name: checksum
         for name, checksum in listed.items()
         if name.startswith(start) and part(name.removeprefix(start))
     }
+
+
+def _check_converted(folder: pathlib.Path, *, hashes: bool, part: Part) -> Iterator[str]:
+    """Verifies weights that `zaya convert` wrote: that folder has one list of checksums, without sizes."""
+    run_folder, start = folder.parents[1], f"{CHECKPOINTS_FOLDER}/{folder.name}/"
+    expected = _converted_checksums(folder, part)
     names = set(filter(part, durable.list_files(folder)))
     yield from _check_names(names, {name.removeprefix(start) for name in expected}, durable.CHECKSUMS)
     for name, checksum in expected.items() if hashes else ():
@@ -169,6 +220,12 @@ def _check_names(names: set[str], listed: set[str], where: str) -> Iterator[str]
         yield f"{name} is missing"
     for name in sorted(names - listed):
         yield f"{name} is not in {where}; it was added later"
+
+
+def _listed_bytes(expected: Any) -> int:
+    # An entry that another program has written is reported when its file is compared.
+    size = expected.get("bytes") if isinstance(expected, dict) else None
+    return size if isinstance(size, int) else 0
 
 
 def _is_as_listed(file: pathlib.Path, expected: Any, *, hashes: bool) -> bool:

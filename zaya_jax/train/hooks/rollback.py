@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from zaya_jax.checkpoint import SavedStep, all_steps, newest_step, remove_step
+from zaya_jax.checkpoint import SavedStep, Verify, all_steps, newest_step, remove_step, verified_together
 from zaya_jax.config import WatchConfig
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.run_folder.names import SPIKED
@@ -11,7 +11,7 @@ from zaya_jax.train.hooks.anomalies import LossSpike
 from zaya_jax.train.hooks.hook import StepContext
 from zaya_jax.train.hooks.run_events import write_run_event
 from zaya_jax.train.hooks.skipped_ranges import write_skipped_ranges
-from zaya_jax.train.setup import VERIFY_SECONDS, PreparedRun
+from zaya_jax.train.setup import PreparedRun
 
 
 class Rollback(Exception):
@@ -46,9 +46,7 @@ def handle_spike(context: StepContext, spike: LossSpike) -> None:
             f"{config.max_rollbacks}: try a smaller optimizer.learning_rate with --change-course, or inspect "
             "the batches of these steps"
         )
-    target = hosts.run_on_first(
-        "rollback target", lambda: _find_target(run, spike), limit_seconds=VERIFY_SECONDS
-    )
+    target = verified_together("rollback target", lambda verify: _find_target(run, spike, verify))
     # All processes must raise the same rollback, so the first one decides.
     exists, step = hosts.broadcast_from_first("rollback target", target)
     if not exists:
@@ -57,7 +55,7 @@ def handle_spike(context: StepContext, spike: LossSpike) -> None:
     raise Rollback(str(spike), first=first, last=last, step=step)
 
 
-def _find_target(run: PreparedRun, spike: LossSpike) -> tuple[bool, int | None]:
+def _find_target(run: PreparedRun, spike: LossSpike, verify: Verify) -> tuple[bool, int | None]:
     """Returns whether the run can roll back, and the step of the checkpoint; None for the initial state."""
     folder = run.config.run_folder
     # Before its first checkpoint a run loses little by starting again; later it would lose everything.
@@ -66,7 +64,7 @@ def _find_target(run: PreparedRun, spike: LossSpike) -> tuple[bool, int | None]:
         return run.copy is None, None
     first, _ = _skipped_range(spike, run.config.watch)
     before = [step for step in all_steps(folder) if step < first]
-    return (True, newest_step(folder, until=max(before))) if before else (False, None)
+    return (True, newest_step(folder, until=max(before), verify=verify)) if before else (False, None)
 
 
 def _skipped_range(spike: LossSpike, config: WatchConfig) -> tuple[int, int]:

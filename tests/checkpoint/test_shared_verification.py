@@ -1,0 +1,141 @@
+"""Checkpoints that several processes verify together, which are threads of this one."""
+
+import collections
+import hashlib
+import os
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+from connected import connected
+
+from zaya_jax.checkpoint import damage_of, newest_step, require_step, verified_together
+from zaya_jax.checkpoint.format.manifest import all_files, commit, sync_and_describe
+from zaya_jax.errors import UserError
+from zaya_jax.files import durable
+from zaya_jax.parallel.processes import coordination_service, hosts
+from zaya_jax.parallel.processes.errors import CollectiveError
+
+COUNT = 3
+LARGE, SMALL = 50_000, 100
+
+
+def make_step(run_folder: pathlib.Path, step: int) -> list[str]:
+    """Writes a step with three large files, as many small ones of weights, and one of training."""
+    folder = run_folder / f"checkpoints/{step}"
+    numbers = np.random.default_rng(step)
+    sizes = {f"weights/{kind}{i}": size for i in range(3) for kind, size in (("d", LARGE), ("m", SMALL))}
+    for name, size in (sizes | {"training/d": SMALL}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(numbers.bytes(size))
+    names = durable.list_files(folder)
+    commit(folder, step, sync_and_describe(folder, names))
+    return names
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    for step in (4, 8):
+        make_step(tmp_path, step)
+    return tmp_path
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Calls `verified_together` in all processes; returns their results and errors."""
+    here = threading.local()
+    monkeypatch.setattr(hosts, "_state", here)
+    monkeypatch.setattr(coordination_service, "state", lambda: here)
+    with connected(COUNT, fan_out=2) as peers:
+
+        def run(exchanges, number, work):
+            here.exchanges, here.hosts = exchanges, ("a", "b", "c")
+            here.process_id, here.num_processes = number, COUNT
+            return verified_together("test", work)
+
+        yield lambda work: peers.on(range(COUNT), lambda *member: run(*member, work))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Number of threads that have hashed each file of a checkpoint."""
+    counts, readers = collections.Counter(), collections.defaultdict(collections.Counter)
+    content_hash = durable.content_hash
+
+    def count(path):
+        counts[path.name] += 1
+        readers[threading.get_ident()][path.name[0]] += 1
+        return content_hash(path)
+
+    monkeypatch.setattr(durable, "content_hash", count)
+    return counts, readers
+
+
+def test_each_file_is_read_by_one_process_and_large_ones_by_all(run_folder, together, reads):
+    assert together(lambda verify: newest_step(run_folder, verify=verify)) == {0: 8, 1: None, 2: None}
+    counts, readers = reads
+    del counts["manifest.json"]  # all read what it lists
+    assert set(counts.values()) == {1}
+    assert len(counts) == 7
+    assert [each["d"] for each in readers.values()] in ([1, 1, 2], [1, 2, 1], [2, 1, 1])
+
+
+def test_weights_alone_are_verified_for_another_run(run_folder, together, reads):
+    (run_folder / "checkpoints/8/training/d").write_bytes(bytes(SMALL))
+    results = together(lambda verify: require_step(run_folder, weights_only=True, verify=verify))
+    assert results == {0: 8, 1: None, 2: None}
+    assert len(reads[0]) == 7  # with the manifest, and without the training state
+
+
+@pytest.mark.parametrize("name", ["weights/d0", "weights/m1", "weights/d2", "training/d"])
+def test_a_flipped_bit_is_found_whoever_reads_it(name, run_folder, together, caplog):
+    path = run_folder / "checkpoints/8" / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert together(lambda verify: newest_step(run_folder, verify=verify)) == {0: 4, 1: None, 2: None}
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f"8 is damaged ({name} is not as it was written); using step 4")
+
+
+def test_a_file_that_is_missing_or_no_file_is_found_before_bytes_are_read(run_folder, together, reads):
+    folder = run_folder / "checkpoints/8"
+    (folder / "weights/d0").unlink()
+    os.mkfifo(run_folder / "checkpoints/4/weights/d0.more")  # reading it would block forever
+    results = together(lambda verify: newest_step(run_folder, verify=verify))
+    assert all(isinstance(each, CollectiveError) for each in results.values())
+    assert "weights/d0 is missing" in str(results[0])
+    assert "neither a file nor a folder" in str(results[0])
+    assert not reads[0]["d1"]
+
+
+def test_the_results_are_those_of_one_process_for_converted_weights(tmp_path, together):
+    """Their folder has checksums instead of a manifest."""
+    for i in range(5):
+        path = tmp_path / f"checkpoints/0/weights/d{i}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([i]))
+    names = durable.list_files(tmp_path)
+    durable.write_checksums(tmp_path, {name: sha256((tmp_path / name).read_bytes()) for name in names})
+    assert together(lambda verify: require_step(tmp_path, verify=verify))[0] == 0
+    path.write_bytes(b"x")
+    results = together(lambda verify: require_step(tmp_path, verify=verify))
+    damage = damage_of(tmp_path, 0)
+    assert damage is not None
+    assert all(damage in str(error) for error in results.values())
+
+
+def test_an_error_of_process_0_is_raised_by_all_and_the_next_search_works(run_folder, together):
+    def refuse(verify):
+        assert verify(run_folder, 8, all_files) is None
+        raise UserError("this folder is another run's")
+
+    results = together(refuse)
+    assert {str(each) for each in results.values()} == {"this folder is another run's"}
+    assert [each.is_printed_here for each in results.values()] == [True, False, False]
+    assert together(lambda verify: newest_step(run_folder, verify=verify))[0] == 8
