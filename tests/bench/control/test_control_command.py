@@ -5,8 +5,8 @@ import json
 import pytest
 
 from zaya_jax.bench.control.command import Row, check_memory, describe_costs, main, tables, to_json
-from zaya_jax.bench.control.costs import measure_costs, phases_of, run_processes
-from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, STOP, PhaseCost
+from zaya_jax.bench.control.costs import measure_costs, measure_phases
+from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, SHARED_PHASES, STOP, PhaseCost
 from zaya_jax.bench.control.processes import summarize
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.errors import UserError
@@ -34,9 +34,16 @@ def test_tables_have_all_phases():
     assert list(times.columns[0].cells) == names
     assert list(times.columns[1].cells) == ["250.0"] * 3
     assert [column.header for column in work.columns] == ["process 0", "64", "8,192 simulated"]
-    assert list(work.columns[0].cells) == ["start", "service of jax", "same", "stop", "commit"]
-    assert list(work.columns[1].cells) == ["96, 4.0"] * 5
-    costs = Costs(*[1e-6] * 11)
+    assert list(work.columns[0].cells) == [
+        "start",
+        "service of jax",
+        "same",
+        "stop",
+        "commit",
+        "merge by Orbax",
+    ]
+    assert list(work.columns[1].cells) == ["96, 4.0"] * 6
+    costs = Costs(*[1e-6] * 13)
     values = json.loads(json.dumps(to_json(costs, rows)))
     assert values["rows"][1]["phases"][STOP]["messages"] == 96
     assert "Process 0 registers a child in 1 us" in describe_costs(costs)
@@ -45,8 +52,8 @@ def test_tables_have_all_phases():
 def test_a_phase_lasts_from_the_last_arrival_to_the_last_end():
     def record(begin: float) -> dict:
         return {
-            "spans": {name: [(begin, 5.0 + begin), (10.0 + begin, 12.0)] for name in PHASES},
-            "work": {name: [(32, 100, 0.5), (34, 100, 0.7)] for name in PHASES},
+            "spans": {name: [(begin, 5.0 + begin), (10.0 + begin, 12.0)] for name in SHARED_PHASES},
+            "work": {name: [(32, 100, 0.5), (34, 100, 0.7)] for name in SHARED_PHASES},
             "start_cpu": (0.1, 0.2),
             "memory_bytes": 9,
             "messages": None,
@@ -61,8 +68,8 @@ def test_a_phase_lasts_from_the_last_arrival_to_the_last_end():
 
 @pytest.mark.slow
 def test_four_real_processes_exchange_what_the_simulation_says(tmp_path):
-    actual = phases_of(run_processes(4, tmp_path, rounds=1))
-    simulated = Simulation(4, Costs(*[1e-5] * 11)).run()
+    actual = measure_phases(4, tmp_path, rounds=1)
+    simulated = Simulation(4, Costs(*[1e-5] * 13)).run()
     for name in PHASES:
         assert (actual[name].messages, actual[name].num_bytes) == (
             simulated[name].messages,
@@ -77,7 +84,7 @@ def test_the_simulation_agrees_with_4_16_and_64_processes(tmp_path):
     costs = measure_costs(tmp_path, rounds=3)
     print(describe_costs(costs))
     for count in (4, 16, 64):
-        actual = phases_of(run_processes(count, tmp_path, rounds=5))
+        actual = measure_phases(count, tmp_path, rounds=5)
         simulated = Simulation(count, costs, cores=2).run()
         for name in PHASES:
             ours, real = simulated[name], actual[name]

@@ -7,9 +7,11 @@ import pytest
 
 from zaya_jax.bench.control.phases import (
     COMMIT,
+    MERGE,
     PHASES,
     SAME,
     SERVICE,
+    SHARED_PHASES,
     START,
     STOP,
     PhaseCost,
@@ -30,6 +32,8 @@ COSTS = Costs(
     connect=4e-3,
     file=5e-6,
     publish=10e-3,
+    merge=500e-6,
+    first_merge=5e-3,
 )
 
 
@@ -71,7 +75,7 @@ def test_a_star_would_make_process_0_handle_two_messages_per_process():
 
 
 def test_only_what_the_documentation_says_grows_with_the_number_of_processes():
-    """jax's service connects each process, and hosts and files have names."""
+    """jax's service connects each process, Orbax merges its indexes, and hosts and files have names."""
     few, many = simulated(64), simulated(128)
     # A child comes, sends the hosts of its subtree, and receives those of all.
     assert few[START].messages == many[START].messages == 3 * FAN_OUT
@@ -80,6 +84,7 @@ def test_only_what_the_documentation_says_grows_with_the_number_of_processes():
     names = (FAN_OUT + 1) * 15 * COSTS.per_byte
     assert grown[START] == pytest.approx(names * 64, rel=0.01)
     assert grown[SERVICE] == pytest.approx(COSTS.serve * 64, rel=0.01)
+    assert grown[MERGE] == pytest.approx(COSTS.merge * 64, rel=0.01)
     manifest = COSTS.file * len(described_files(0)) * 64
     sent = COSTS.per_byte * (many[COMMIT].num_bytes - few[COMMIT].num_bytes)
     assert grown[COMMIT] == pytest.approx(manifest + sent, rel=0.01)
@@ -96,7 +101,7 @@ def test_only_children_of_process_0_cost_it_their_start():
 
 def test_processes_that_share_cores_take_longer():
     own, shared = (Simulation(64, COSTS, cores=cores).run() for cores in (None, 2))
-    for name in PHASES:
+    for name in SHARED_PHASES:
         assert (own[name].messages, own[name].num_bytes) == (shared[name].messages, shared[name].num_bytes)
         assert shared[name].seconds > own[name].seconds
     # 63 processes that each work for so long, on two cores.

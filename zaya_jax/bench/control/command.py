@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.bench.control.costs import measure_costs, phases_of, run_processes
-from zaya_jax.bench.control.phases import PHASES, SERVICE, PhaseCost
+from zaya_jax.bench.control.costs import measure_costs, measure_phases
+from zaya_jax.bench.control.phases import MERGE, PHASES, SERVICE, PhaseCost
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
@@ -25,6 +25,8 @@ from zaya_jax.text_tables import dense_table
 
 PROCESSES, SIMULATED = (4, 16, 64), (1024, 8192)
 ROUNDS = 3
+_OTHERS = {SERVICE: "service of jax", MERGE: "merge by Orbax"}
+"""Names of phases that other libraries do."""
 PROCESS_BYTES = 20 * 2**20
 """Upper bound of the memory of a light process that it does not share with the others."""
 
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = []
         for count in options.processes:
             with console.status(f"measuring {count} processes"):
-                phases = phases_of(run_processes(count, folder, rounds=options.rounds))
+                phases = measure_phases(count, folder, rounds=options.rounds)
             rows.append(Row(count, False, os.cpu_count(), phases))
             # On as many cores, to be compared.
             rows.append(simulate(count, costs, cores=os.cpu_count(), fan_out=FAN_OUT))
@@ -103,7 +105,8 @@ def check_memory(processes: int) -> None:
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Returns a table of times, and one of the work of process 0."""
-    times = dense_table("processes", *PHASES, title="milliseconds until the last process is done")
+    names = [_OTHERS.get(phase, phase) for phase in PHASES]
+    times = dense_table("processes", *names, title="milliseconds until the last process is done")
     for row in rows:
         where = "their own cores" if row.cores is None else f"{row.cores} cores"
         name = f"{row.processes:,} {'simulated' if row.is_simulated else 'measured'}, {where}"
@@ -114,8 +117,10 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     work = dense_table("process 0", *counts, title="process 0: messages, milliseconds of CPU time")
     for phase in PHASES:
         costs = [row.phases[phase] for row in shown]
-        name = "service of jax" if phase == SERVICE else phase
-        work.add_row(name, *(f"{each.messages:,}, {1e3 * each.cpu_seconds:,.1f}" for each in costs))
+        work.add_row(
+            _OTHERS.get(phase, phase),
+            *(f"{each.messages:,}, {1e3 * each.cpu_seconds:,.1f}" for each in costs),
+        )
     return [times, work]
 
 
@@ -126,7 +131,8 @@ def describe_costs(costs: Costs) -> str:
         f"A message costs {micro['message']:.0f} us of CPU time at each end and "
         f"{1e3 * micro['per_byte']:.1f} ns per byte, and takes {micro['latency']:.0f} us more. Process 0 "
         f"registers a child in {micro['register']:.0f} us, jax's service connects a process in "
-        f"{micro['serve']:.0f} us, and a file in a manifest takes {micro['file']:.1f} us"
+        f"{micro['serve']:.0f} us, Orbax merges the indexes of a process in "
+        f"{micro['merge']:.0f} us, and a file in a manifest takes {micro['file']:.1f} us"
     )
 
 
@@ -146,10 +152,10 @@ def to_json(costs: Costs, rows: Sequence[Row]) -> dict[str, object]:
 def _parser() -> Parser:
     parser = Parser(
         "bench control",
-        "Time the start of a run, the comparison of its configs, the commit of a checkpoint and the "
-        "agreement on a stop by the number of processes: with light processes on this machine, and in a "
-        "simulation that runs the same protocol with the measured cost of messages. Counts the messages of "
-        "process 0 and its CPU time.",
+        "Time the start of a run, the comparison of its configs, the commit of a checkpoint, the merge of "
+        "its indexes and the agreement on a stop by the number of processes: with light processes on this "
+        "machine, and in a simulation that runs the same protocol with the measured costs. Counts the "
+        "messages of process 0 and its CPU time.",
         (
             "zaya bench control",
             "zaya bench control --processes 64 256 --simulate 1024 8192 --latency-us=30 --json=control.json",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -10,7 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from zaya_jax.bench.control.phases import SAME, SERVICE, START, STOP, PhaseCost, described_files
+from zaya_jax.bench.control.merge import RESULT_FILE
+from zaya_jax.bench.control.phases import MERGE, SAME, SERVICE, START, STOP, PhaseCost, described_files
 from zaya_jax.bench.control.processes import TIMES_FILE
 from zaya_jax.bench.control.simulation import Costs
 from zaya_jax.checkpoint.format.manifest import commit
@@ -29,18 +31,39 @@ def run_processes(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str,
     Raises:
       UserError: if one of them fails.
     """
-    words = [str(count), str(rounds), str(folder)]
     # Another program, because a process that has threads should not fork.
-    command = [sys.executable, "-m", "zaya_jax.bench.control.processes", *words]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    if ended.returncode:
-        raise UserError(f"one of {count} processes ended with an error: {ended.stderr[-2000:]}")
+    _run("zaya_jax.bench.control.processes", count, rounds, folder)
     return json.loads((folder / TIMES_FILE).read_text())
 
 
-def phases_of(measured: dict[str, Any]) -> dict[str, PhaseCost]:
-    """Returns the cost of each phase from the results of `run_processes`."""
-    return {name: PhaseCost(**values) for name, values in measured["phases"].items()}
+def measure_merge(count: int, folder: pathlib.Path) -> PhaseCost:
+    """Measures Orbax's merge of what a number of processes have written.
+
+    Raises:
+      UserError: if it fails.
+    """
+    _run("zaya_jax.bench.control.merge", count, folder)
+    return PhaseCost(**json.loads((folder / RESULT_FILE).read_text()))
+
+
+def measure_phases(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str, PhaseCost]:
+    """Measures all phases for a number of processes on this machine.
+
+    Raises:
+      UserError: if a process fails.
+    """
+    measured = run_processes(count, folder, rounds=rounds)["phases"]
+    merge = measure_merge(count, folder)
+    return {name: PhaseCost(**values) for name, values in measured.items()} | {MERGE: merge}
+
+
+def _run(module: str, count: int, *arguments: object) -> None:
+    # The merge uses jax for a few bytes, and must not take a GPU for them.
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", module, str(count), *map(str, arguments)]
+    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    if ended.returncode:
+        raise UserError(f"one of {count} processes ended with an error: {ended.stderr[-2000:]}")
 
 
 def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = None) -> Costs:
@@ -64,6 +87,8 @@ def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
     serve, first_serve = _slope(many, most, (SERVICE,), MANY - 1, MOST - 1)
     message, _ = _slope(few, many, (SAME, STOP), *(_messages(each) for each in (few, many)))
     publish, file = _measure_manifest(folder)
+    merges = [measure_merge(count, folder).cpu_seconds for count in (FEW, MOST)]
+    merge = max(0.0, merges[1] - merges[0]) / (MOST - FEW)
     one_way = few["messages"]["one_way"]
     return Costs(
         message=message,
@@ -78,6 +103,8 @@ def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
         connect=few["service_cpu"],
         file=file,
         publish=publish,
+        merge=merge,
+        first_merge=max(0.0, merges[0] - merge * FEW),
     )
 
 

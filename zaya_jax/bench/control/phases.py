@@ -2,12 +2,19 @@
 
 import dataclasses
 
-START, SERVICE, SAME, STOP, COMMIT = PHASES = ("start", "service", "same", "stop", "commit")
+START, SERVICE, SAME, STOP, COMMIT = SHARED_PHASES = ("start", "service", "same", "stop", "commit")
 """start: until all processes are connected in the tree, and have met once. service: jax's coordination
 service, which connects them. same: comparison of the config of all. stop: from the request of one process
-until all agree on the step. commit: after the files of a checkpoint are written, until it has its name."""
+until all agree on the step. commit: after the files of a checkpoint are written, until it has its name,
+without the merge of its indexes."""
+MERGE = "merge"
+"""Orbax's merge of the indexes that the processes have written, by process 0 before a commit."""
+PHASES = (*SHARED_PHASES, MERGE)
 FILES = 8
-"""Files that a process writes for a checkpoint: three items, each with an index and data."""
+"""Files that a process writes for a checkpoint: the index, the shapes and two files of data of each item."""
+ITEMS, ARRAYS = ("weights", "training"), 60
+"""Items of a checkpoint, and arrays of an item of which a process writes a part; about as in a run without an
+average."""
 STEP = 1
 
 

@@ -16,7 +16,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, SERVICE, START, STEP, STOP, described_files
+from zaya_jax.bench.control.phases import (
+    COMMIT,
+    SAME,
+    SERVICE,
+    SHARED_PHASES,
+    START,
+    STEP,
+    STOP,
+    described_files,
+)
 from zaya_jax.checkpoint import commit_together
 from zaya_jax.checkpoint.format.manifest import commit
 from zaya_jax.files import durable
@@ -51,8 +60,8 @@ class Recorder:
 
     def __init__(self, num_processes: int):
         self._quiet_seconds = _QUIET_SECONDS + num_processes * _QUIET_SECONDS_PER_PROCESS
-        self.spans: dict[str, list[tuple[float, float]]] = {name: [] for name in PHASES}
-        self.work: dict[str, list[tuple[int, int, float]]] = {name: [] for name in PHASES}
+        self.spans: dict[str, list[tuple[float, float]]] = {name: [] for name in SHARED_PHASES}
+        self.work: dict[str, list[tuple[int, int, float]]] = {name: [] for name in SHARED_PHASES}
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -102,7 +111,7 @@ def main(argv: Sequence[str]) -> None:
 def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the cost of each phase, medians over its visits, from the records of all processes."""
     phases = {}
-    for name in PHASES:
+    for name in SHARED_PHASES:
         seconds = []
         for spans in zip(*(record["spans"][name] for record in records), strict=True):
             # A stop begins with its request, everything else when the last process is there.

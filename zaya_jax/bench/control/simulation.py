@@ -16,6 +16,7 @@ from typing import Any
 from zaya_jax.bench.control.phases import (
     COMMIT,
     FILES,
+    MERGE,
     PHASES,
     SAME,
     SERVICE,
@@ -51,6 +52,8 @@ class Costs:
       connect: CPU time of another process to connect with jax's service.
       file: CPU time of process 0 for a file in the manifest of a checkpoint.
       publish: time of process 0 to write a manifest and rename the folder, without that.
+      merge: CPU time of process 0 for Orbax's merge of the index of one process.
+      first_merge: CPU time of process 0 for the merge itself.
     """
 
     message: float
@@ -64,6 +67,8 @@ class Costs:
     connect: float
     file: float
     publish: float
+    merge: float
+    first_merge: float
 
 
 class Simulation:
@@ -94,7 +99,7 @@ class Simulation:
     def run(self, names: Sequence[str] = PHASES) -> dict[str, PhaseCost]:
         """Returns the costs of phases by name."""
         phases = {START: self._start, SERVICE: self._service, SAME: self._same}
-        phases |= {COMMIT: self._commit, STOP: self._stop}
+        phases |= {COMMIT: self._commit, STOP: self._stop, MERGE: self._merge}
         return {name: self._measure(phases[name]) for name in names}
 
     # Phases
@@ -190,6 +195,9 @@ class Simulation:
         committed = functools.partial(self._arrive, 0, "commit", None, first_known)
         waiting = functools.partial(self._at_later, self._costs.publish, committed)
         self._work(0, self._costs.file * FILES * self._count, waiting)
+
+    def _merge(self) -> None:
+        self._work(0, self._costs.first_merge + self._costs.merge * self._count, _nothing)
 
     # Events
 
