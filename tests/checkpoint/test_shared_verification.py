@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from connected import connected
 
-from zaya_jax.checkpoint import damage_of, newest_step, require_step, verified_together
+from zaya_jax.checkpoint import damage_of, newest_step, require_step, shared_verification, verified_together
 from zaya_jax.checkpoint.format.manifest import all_files, commit, sync_and_describe
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
@@ -139,3 +139,18 @@ def test_an_error_of_process_0_is_raised_by_all_and_the_next_search_works(run_fo
     assert {str(each) for each in results.values()} == {"this folder is another run's"}
     assert [each.is_printed_here for each in results.values()] == [True, False, False]
     assert together(lambda verify: newest_step(run_folder, verify=verify))[0] == 8
+
+
+def test_a_host_that_does_not_see_the_folder_is_named(run_folder, together, monkeypatch):
+    """Its checkpoints are not damaged."""
+    monkeypatch.setattr(
+        shared_verification,
+        "step_folder",
+        lambda folder, step: pathlib.Path("/elsewhere" if hosts.process() == 2 else folder) / "checkpoints/8",
+    )
+    results = together(lambda verify: newest_step(run_folder, verify=verify))
+    expected = (
+        "process 2 on c: there is no /elsewhere/checkpoints/8 here, and process 0 has it; it must be on a "
+        "file system that all hosts share"
+    )
+    assert [str(error) for error in results.values()] == [expected] * COUNT

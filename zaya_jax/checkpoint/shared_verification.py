@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable
 from typing import TypeVar
 
+from zaya_jax.checkpoint.format.layout import step_folder
 from zaya_jax.checkpoint.format.manifest import (
     Part,
     all_damage,
@@ -21,6 +22,7 @@ from zaya_jax.checkpoint.format.manifest import (
 from zaya_jax.checkpoint.newest import Verify
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.errors import CollectiveError
 from zaya_jax.parallel.processes.tree.exchanges import first_known
 
 VERIFY_SECONDS = 4 * 3600.0
@@ -42,7 +44,8 @@ def verified_together(name: str, work: Callable[[Verify], T]) -> T | None:
       The result in process 0, and None in the others.
 
     Raises:
-      CollectiveError: with the message of process 0, if `work` raised a UserError or an OSError.
+      CollectiveError: with the message of process 0, if `work` raised a UserError or an OSError; with that of
+        a process that does not see a checkpoint.
       PeerTimeout: if some processes do not finish in time.
     """
     if hosts.num_processes() == 1:
@@ -54,6 +57,9 @@ def verified_together(name: str, work: Callable[[Verify], T]) -> T | None:
 def _lead(work: Callable[[Verify], T]) -> T:
     try:
         result = work(_damage_of)
+    except CollectiveError:
+        # Raised by all in the middle of a verification.
+        raise
     except (UserError, OSError):
         # The others leave as well, and learn of the failure.
         hosts.broadcast_from_first(_REQUEST, None)
@@ -81,7 +87,17 @@ def _damage_of(run_folder: str | pathlib.Path, step: int, part: Part) -> str | N
 
 def _read_share(run_folder: str | pathlib.Path, step: int, part: Part) -> str | None:
     """Reads this process's share; returns the first damage that any process has found."""
+    # A host that does not see the folder would otherwise report that all checkpoints are damaged.
+    hosts.run_on_all("visible checkpoint", lambda: _require_visible(step_folder(run_folder, step)))
     # Damage is a result, not an error: process 0 then takes an older step.
     index, count = hosts.process(), hosts.num_processes()
     damage = damage_in_share(run_folder, step, index=index, count=count, part=part)
     return hosts.reduce("verified", damage, first_known, limit_seconds=VERIFY_SECONDS)
+
+
+def _require_visible(folder: pathlib.Path) -> None:
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no {folder} here, and process 0 has it; it must be on a file system that all "
+            "hosts share"
+        )
