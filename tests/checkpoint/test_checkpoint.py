@@ -22,7 +22,7 @@ from small_runs import small_config
 import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints, Retention, load_run, newest_step, run_lock, set_aside_later
-from zaya_jax.checkpoint.steps import StepWriter
+from zaya_jax.checkpoint.steps import StepWriter, _remove_share
 from zaya_jax.checkpoint.storage_errors import silence_threads
 from zaya_jax.files import durable
 from zaya_jax.model.weights import abstract_variables
@@ -203,6 +203,22 @@ def test_process_0_reads_and_syncs_no_folder_of_another_process(tmp_path, monkey
     assert listed["weights/ocdbt.process_1/d"]["xxh3_128"] == "of process 1"
     assert tmp_path / "aside/weights" in synced
     assert not any("ocdbt.process_" in str(path) for path in synced)
+
+
+def test_processes_share_the_removal_of_an_old_step(tmp_path, monkeypatch):
+    """The step was written by more processes than there are now."""
+    for item in ("weights", "training"):
+        for process in range(5):
+            (tmp_path / f"{item}/ocdbt.process_{process}/d").mkdir(parents=True)
+        (tmp_path / item / "ocdbt.process_of_another_version").mkdir()
+    monkeypatch.setattr(hosts, "num_processes", lambda: 2)
+    left = []
+    for process in (1, 0):
+        monkeypatch.setattr(hosts, "process", lambda process=process: process)
+        _remove_share(tmp_path)
+        left.append(sorted(path.name[14:] for path in tmp_path.glob("training/*")))
+    assert left == [["0", "2", "4", "of_another_version"], ["of_another_version"]]
+    assert [*tmp_path.glob("weights/*")] == [tmp_path / "weights/ocdbt.process_of_another_version"]
 
 
 # Orbax reads the arrays with their stored sharding, and warns about that.

@@ -41,7 +41,8 @@ T = TypeVar("T")
 CHUNK_BYTES = 64 * 2**20
 """Chunk limit of the embedding and the optimizer's arrays; other weights have a chunk per layer or expert."""
 SAVE_SECONDS = 1800.0
-"""How much longer one process may write than another; the file system of a cluster may serve them in turn."""
+"""How much longer one process may write than another, and how long process 0 may take to commit or remove a
+step; the file system of a cluster may serve them in turn."""
 _PER_PROCESS = "ocdbt.process_"
 """Prefix of the names of the folders that Orbax assigns to processes."""
 _SHAPES_PER_PROCESS = "array_metadatas/process_"
@@ -165,19 +166,32 @@ class Checkpoints:
             self.blocking_seconds += min(seconds, self._writing_seconds)
 
     def _commit(self, writing: "StepWriter") -> None:
-        """Commits a step when all processes have written their files."""
+        """Commits a step when all processes have written their files, and removes older ones."""
+        outdated: list[str] = []
         self._writing_seconds = commit_together(
-            writing.finish, lambda described: self._publish(writing, described), run_on_all=self._run_on_all
+            writing.finish,
+            lambda described: outdated.extend(self._publish(writing, described)),
+            run_on_all=self._run_on_all,
         )
+        folders = [self._folder / name for name in hosts.broadcast_from_first("outdated", outdated)]
+        if folders:
+            # By all: a file system deletes some thousand files per second for one process.
+            self._run_on_all("removal", lambda: [*map(_remove_share, folders)], limit_seconds=SAVE_SECONDS)
+            self._run_on_all(
+                "rest",
+                lambda: [*map(shutil.rmtree, folders)] if hosts.is_first() else None,
+                limit_seconds=SAVE_SECONDS,
+            )
 
-    def _publish(self, writing: "StepWriter", described: list[Files]) -> None:
+    def _publish(self, writing: "StepWriter", described: list[Files]) -> list[str]:
+        """Publishes a step, and renames those that no rule keeps; returns their names."""
         writing.merge()
         writing.commit(described)
         # From this rename on, the step is a checkpoint.
         writing.publish(self._folder / str(writing.step))
         steps = all_steps(self._run_folder)
-        for old in steps_to_remove(steps, self._retention, losses=self._scores(), whole=writing.step):
-            remove_step(self._run_folder, old)
+        outdated = steps_to_remove(steps, self._retention, losses=self._scores(), whole=writing.step)
+        return [durable.hide_folder(step_folder(self._run_folder, step)).name for step in outdated]
 
     def _make_room(self, state: Any) -> None:
         """Removes older steps if the next one would leave too little of the disk free."""
@@ -242,7 +256,9 @@ def commit_together(
     seconds, files = run_on_all("written", lambda: _timed(finish), limit_seconds=SAVE_SECONDS)
     # Each process hashes its own files in parallel; the first one writes the manifest.
     described = hosts.gather_to_first("hashes", files)
-    run_on_all("commit", lambda: None if described is None else publish(described))
+    run_on_all(
+        "commit", lambda: None if described is None else publish(described), limit_seconds=SAVE_SECONDS
+    )
     return seconds
 
 
@@ -346,6 +362,15 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     # asyncio.run fails inside a running loop; a new thread has none.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
+
+
+def _remove_share(folder: pathlib.Path) -> None:
+    """Removes the folders of some processes; each process removes others, and all together all of them."""
+    for path in folder.glob(f"*/{_PER_PROCESS}*"):
+        number = path.name.removeprefix(_PER_PROCESS)
+        # By number, since what exists changes meanwhile. More processes may have written the step.
+        if number.isdecimal() and int(number) % hosts.num_processes() == hosts.process():
+            shutil.rmtree(path)
 
 
 def remove_step(run_folder: str | pathlib.Path, step: int) -> None:

@@ -157,10 +157,15 @@ def make_folder(folder: pathlib.Path) -> None:
 
 def remove_folder(folder: pathlib.Path) -> None:
     """Removes a folder, renamed first: a crash never leaves a half-deleted folder under its name."""
+    shutil.rmtree(hide_folder(folder))
+
+
+def hide_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Renames a folder that will be removed to a temporary name, which is returned."""
     aside = temporary_path(folder)
     folder.rename(aside)
     sync(folder.parent)
-    shutil.rmtree(aside)
+    return aside
 
 
 def set_aside(folder: pathlib.Path, ending: str) -> pathlib.Path:
