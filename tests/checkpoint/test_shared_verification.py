@@ -63,33 +63,45 @@ def together(monkeypatch):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Number of threads that have hashed each file of a checkpoint."""
-    counts, readers = collections.Counter(), collections.defaultdict(collections.Counter)
+    """Number of times that each file of a checkpoint was hashed."""
+    counts = collections.Counter()
     content_hash = durable.content_hash
 
     def count(path):
         counts[path.name] += 1
-        readers[threading.get_ident()][path.name[0]] += 1
         return content_hash(path)
 
     monkeypatch.setattr(durable, "content_hash", count)
-    return counts, readers
+    return counts
 
 
-def test_each_file_is_read_by_one_process_and_large_ones_by_all(run_folder, together, reads):
+def test_each_file_is_read_by_one_process_and_large_ones_by_all(run_folder, together, reads, monkeypatch):
+    shares, share_of = {}, shared_verification.damage_in_share
+
+    def one_share(*arguments, index, **options):
+        # Alone, so that what was hashed meanwhile is this share.
+        with lock:
+            before = reads.copy()
+            damage = share_of(*arguments, index=index, **options)
+            shares[index] = reads - before
+        return damage
+
+    lock = threading.Lock()
+    monkeypatch.setattr(shared_verification, "damage_in_share", one_share)
     assert together(lambda verify: newest_step(run_folder, verify=verify)) == {0: 8, 1: None, 2: None}
-    counts, readers = reads
-    del counts["manifest.json"]  # all read what it lists
-    assert set(counts.values()) == {1}
-    assert len(counts) == 7
-    assert [each["d"] for each in readers.values()] in ([1, 1, 2], [1, 2, 1], [2, 1, 1])
+    # All read the manifest, which lists the files.
+    assert [share.pop("manifest.json") for share in shares.values()] == [1] * COUNT
+    assert sum(shares.values(), collections.Counter()) == dict.fromkeys(
+        ["d0", "d1", "d2", "m0", "m1", "m2", "d"], 1
+    )
+    assert all(len(share.keys() & {"d0", "d1", "d2"}) == 1 for share in shares.values())
 
 
 def test_weights_alone_are_verified_for_another_run(run_folder, together, reads):
     (run_folder / "checkpoints/8/training/d").write_bytes(bytes(SMALL))
     results = together(lambda verify: require_step(run_folder, weights_only=True, verify=verify))
     assert results == {0: 8, 1: None, 2: None}
-    assert len(reads[0]) == 7  # with the manifest, and without the training state
+    assert len(reads) == 7  # with the manifest, and without the training state
 
 
 @pytest.mark.parametrize("name", ["weights/d0", "weights/m1", "weights/d2", "training/d"])
@@ -111,7 +123,7 @@ def test_a_file_that_is_missing_or_no_file_is_found_before_bytes_are_read(run_fo
     assert all(isinstance(each, CollectiveError) for each in results.values())
     assert "weights/d0 is missing" in str(results[0])
     assert "neither a file nor a folder" in str(results[0])
-    assert not reads[0]["d1"]
+    assert not reads["d1"]
 
 
 def test_the_results_are_those_of_one_process_for_converted_weights(tmp_path, together):

@@ -19,6 +19,7 @@ from zaya_jax.files.json_files import read_json
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
 _NUM_THREADS = 4
+"""Threads that read files: a disk or a file system of a cluster serves several at a time faster than one."""
 Files = dict[str, dict[str, Any]]
 """Size and hash of each file, by its name relative to the folder of the step."""
 Part = Callable[[str], bool]
@@ -174,13 +175,22 @@ def _read_manifest(folder: pathlib.Path, step: int) -> Files:
 def _changed_files(
     folder: pathlib.Path, listed: Files, names: Iterable[str], *, hashes: bool
 ) -> Iterator[str]:
-    # One file at a time, so that the caller can print damage while a large checkpoint is read.
-    for name in names:
+    """Yields a message for each file that differs from its entry, in the order of the names."""
+
+    def damage(name: str) -> str | None:
         try:
-            if not _is_as_listed(folder / name, listed[name], hashes=hashes or name == DESCRIPTION):
-                yield f"{name} is not as it was written"
+            is_intact = _is_as_listed(folder / name, listed[name], hashes=hashes or name == DESCRIPTION)
         except OSError as error:  # other files of a failing disk may still be readable
-            yield f"{name} cannot be read: {error.strerror}"
+            return f"{name} cannot be read: {error.strerror}"
+        return None if is_intact else f"{name} is not as it was written"
+
+    pool = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        # One by one, so that the caller can print damage while a large checkpoint is read.
+        yield from filter(None, pool.map(damage, names))
+    finally:
+        # The caller may have enough of the first one.
+        pool.shutdown(cancel_futures=True)
 
 
 def _is_converted(folder: pathlib.Path) -> bool:
