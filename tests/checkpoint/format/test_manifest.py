@@ -5,12 +5,14 @@ import os
 import pathlib
 import random
 import shutil
+import threading
 
 import jax
 import numpy as np
 import pytest
 
-from zaya_jax.checkpoint import Checkpoints, Retention, damage_of, newest_step
+from zaya_jax.checkpoint import Checkpoints, Retention, all_damage, damage_of, newest_step
+from zaya_jax.checkpoint.format import manifest
 from zaya_jax.checkpoint.format.manifest import manifest_text
 
 STATE = {
@@ -61,6 +63,22 @@ def test_a_manifest_is_json_with_an_indent(names):
 def test_intact_checkpoints_have_no_damage(saved):
     assert damage_of(saved, 4) is damage_of(saved, 8) is None
     assert {"manifest.json", "committed"} <= set(files_of(saved / "checkpoints/8"))
+
+
+def test_threads_find_what_one_finds_in_the_same_order(copy, monkeypatch):
+    """Threads read large checkpoints; they end with the first damage, if the caller wants no more."""
+    names = [name for name in files_of(copy / "checkpoints/8") if "/d/" in name]
+    for name in names[::2]:
+        path = copy / "checkpoints/8" / name
+        path.write_bytes(bytes(path.stat().st_size))
+    (copy / "checkpoints/8" / names[1]).unlink()
+    expected = list(all_damage(copy, 8))
+    assert len(expected) == len(names[::2]) + 1
+    before = set(threading.enumerate())
+    monkeypatch.setattr(manifest, "MIN_BYTES_FOR_THREADS", 0)
+    assert list(all_damage(copy, 8)) == expected
+    assert damage_of(copy, 8) == expected[0]
+    assert set(threading.enumerate()) <= before
 
 
 def test_each_flipped_bit_of_each_file_is_detected(copy):

@@ -63,7 +63,7 @@ def _run(module: str, count: int, *arguments: object) -> None:
     command = [sys.executable, "-m", module, str(count), *map(str, arguments)]
     ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
-        raise UserError(f"one of {count} processes ended with an error: {ended.stderr[-2000:]}")
+        raise UserError(f"the measurement of {count} processes failed: {ended.stderr[-2000:]}")
 
 
 def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = None) -> Costs:

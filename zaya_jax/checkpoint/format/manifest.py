@@ -20,6 +20,8 @@ from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
 _NUM_THREADS = 4
 """Threads that read files: a disk or a file system of a cluster serves several at a time faster than one."""
+MIN_BYTES_FOR_THREADS = 2**24
+"""Size of files that take longer to read than threads to start."""
 Files = dict[str, dict[str, Any]]
 """Size and hash of each file, by its name relative to the folder of the step."""
 Part = Callable[[str], bool]
@@ -184,6 +186,10 @@ def _changed_files(
             return f"{name} cannot be read: {error.strerror}"
         return None if is_intact else f"{name} is not as it was written"
 
+    names = list(names)
+    if not hashes or sum(_listed_bytes(listed[name]) for name in names) < MIN_BYTES_FOR_THREADS:
+        yield from filter(None, map(damage, names))
+        return
     pool = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS)
     try:
         # One by one, so that the caller can print damage while a large checkpoint is read.
