@@ -1,7 +1,6 @@
 """Checkpoints that several processes verify together, which are threads of this one."""
 
 import collections
-import hashlib
 import os
 import pathlib
 import threading
@@ -21,7 +20,7 @@ COUNT = 3
 LARGE, SMALL = 50_000, 100
 
 
-def make_step(run_folder: pathlib.Path, step: int) -> list[str]:
+def make_step(run_folder: pathlib.Path, step: int) -> None:
     """Writes a step with three large files, as many small ones of weights, and one of training."""
     folder = run_folder / f"checkpoints/{step}"
     numbers = np.random.default_rng(step)
@@ -29,13 +28,7 @@ def make_step(run_folder: pathlib.Path, step: int) -> list[str]:
     for name, size in (sizes | {"training/d": SMALL}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(numbers.bytes(size))
-    names = durable.list_files(folder)
-    commit(folder, step, sync_and_describe(folder, names))
-    return names
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    commit(folder, step, sync_and_describe(folder, durable.list_files(folder)))
 
 
 @pytest.fixture
@@ -133,7 +126,7 @@ def test_the_results_are_those_of_one_process_for_converted_weights(tmp_path, to
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes([i]))
     names = durable.list_files(tmp_path)
-    durable.write_checksums(tmp_path, {name: sha256((tmp_path / name).read_bytes()) for name in names})
+    durable.write_checksums(tmp_path, {name: durable.sha256_of_file(tmp_path / name) for name in names})
     assert together(lambda verify: require_step(tmp_path, verify=verify))[0] == 0
     path.write_bytes(b"x")
     results = together(lambda verify: require_step(tmp_path, verify=verify))

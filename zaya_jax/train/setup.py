@@ -9,19 +9,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from zaya_jax.checkpoint import (
-    RunLock,
-    SavedStep,
-    Verify,
-    set_aside_later,
-    verified_together,
-)
-from zaya_jax.config import (
-    CONFIG_FILE,
-    Config,
-    StepRange,
-    in_phase,
-)
+from zaya_jax.checkpoint import RunLock, SavedStep, Verify, set_aside_later, verified_together
+from zaya_jax.config import CONFIG_FILE, Config, StepRange, in_phase
 from zaya_jax.data.corpora.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
 from zaya_jax.data.corpora.shards import Corpus, read_manifest
 from zaya_jax.data.corpora.text_bytes import padded_text_bytes
@@ -198,14 +187,7 @@ def prepare_run(
     Raises:
       UserError: for a config, corpus or folder that cannot work.
     """
-    # On all of them: devices are counted by each process, and each error names its process.
-    hosts.run_on_all("config", lambda: _check_config(config, mesh))
-    config = with_base_dtype(config, overwrite=overwrite)
-    # By one process, which builds a missing corpus; the others read its config.
-    derived = hosts.run_on_first(
-        "schedule", lambda: with_schedule(config).to_text(), limit_seconds=BUILD_SECONDS
-    )
-    config = Config.from_text(hosts.broadcast_from_first("schedule", derived))
+    config = _checked_config(config, mesh, overwrite=overwrite)
     check = functools.partial(_check_shared_folder, config, overwrite=overwrite, change_course=change_course)
     # Before minutes are spent on a corpus. Every byte of a checkpoint is read, for hours in a large run,
     # which the goodput must account for.
@@ -235,6 +217,18 @@ def prepare_run(
         # After the folder is taken: ranges of a removed run do not count.
         skipped_ranges=shared_skipped_ranges(config.run_folder),
     )
+
+
+def _checked_config(config: Config, mesh: Mesh, *, overwrite: bool) -> Config:
+    """Checks the config, and completes it with what depends on data and on the base of adapters."""
+    # On all of them: devices are counted by each process, and each error names its process.
+    hosts.run_on_all("config", lambda: _check_config(config, mesh))
+    config = with_base_dtype(config, overwrite=overwrite)
+    # By one process, which builds a missing corpus; the others read its config.
+    derived = hosts.run_on_first(
+        "schedule", lambda: with_schedule(config).to_text(), limit_seconds=BUILD_SECONDS
+    )
+    return Config.from_text(hosts.broadcast_from_first("schedule", derived))
 
 
 def _check_shared_folder(
