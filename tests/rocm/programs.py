@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pallas_kernels.backend import dot, from_start, launch, load, store
 from pallas_kernels.blocks import KernelSettings
 from pallas_kernels.choice import platform_of
-from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.parallel.mesh import data_mesh, on_each_device
 from zaya_jax.train.compiled_programs import saved_weights
 from zaya_jax.train.step.state import abstract_state, make_setup
 
@@ -43,8 +43,10 @@ def triton_product(devices, *, block):
     def multiply(x, y):
         return launch(kernel, (x, y), [matrix], KernelSettings(), grid=(2, 2), name="triton_product")
 
-    replicated = NamedSharding(Mesh(np.array(devices[:1]), ("data",)), PartitionSpec())
-    return jax.jit(multiply, in_shardings=replicated, out_shardings=replicated).lower(matrix, matrix)
+    # Pallas lowers for the device of the current mesh.
+    replicated = PartitionSpec()
+    on_device = on_each_device(multiply, data_mesh(devices[:1]), in_specs=replicated, out_specs=replicated)
+    return jax.jit(on_device).lower(matrix, matrix)
 
 
 def save(devices, *, config):

@@ -26,7 +26,7 @@ def test_a_program_is_compiled_for_a_cluster(nodes):
     laid_out = lay_out_program(job("product_of_rows", nodes=nodes, rows=rows))
     assert laid_out == pytest.approx(compilation.memory.total, abs=1024)  # with scalars of reductions
     assert f"num_partitions={gpus}" in compilation.hlo
-    assert re.search(r"all-reduce-start\(", compilation.hlo)
+    assert re.search(r" all-reduce(-start)?\(", compilation.hlo)
     assert compilation.kernels
     assert all(not kernel.problems(MI300X) for kernel in compilation.kernels)
     assert all(1 <= kernel.waves_per_simd(MI300X) <= 8 for kernel in compilation.kernels)

@@ -125,6 +125,8 @@ def _environment(folder: pathlib.Path) -> dict[str, str]:
     return os.environ | {
         # The devices are only described: no backend for this machine's own accelerators may start.
         "JAX_PLATFORMS": "cpu",
+        # Otherwise jax ends a traceback with a note about it, and the last line of the log is not the reason.
+        "JAX_TRACEBACK_FILTERING": "off",
         "PYTHONPATH": os.pathsep.join(search_path),
         # Keep the code objects, which contain the kernels' resources; XLA writes them to the temporary
         # folder.
