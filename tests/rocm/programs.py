@@ -62,5 +62,9 @@ def abort(devices):
 
 
 def refuse(devices):
-    """Fails like a bug in a program."""
-    raise ValueError("no such program")
+    """Fails like a bug in a program, while jax traces it."""
+
+    def function(x):
+        raise ValueError("no such program")
+
+    return jax.jit(function).lower(1)
