@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from zaya_jax.optim import muon
 from zaya_jax.optim.matrices import MatrixAxes
 from zaya_jax.optim.muon import scale_by_muon
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, newton_schulz
@@ -44,11 +45,36 @@ def test_the_kernel_computes_the_same_update():
     axes = {name: AXES[name] for name in ("wide", "halves")}
     given = {name: gradients(0)[name] for name in axes}
     plain, ours = (
-        jax.jit(muon.update)(given, muon.init(given))
-        for muon in (scale_by_muon(axes, num_steps=1, implementation=name) for name in ("xla", "pallas"))
+        jax.jit(each.update)(given, each.init(given))
+        for each in (scale_by_muon(axes, num_steps=1, implementation=name) for name in ("xla", "pallas"))
     )
     for name in axes:
         np.testing.assert_allclose(ours[0][name], plain[0][name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("matrices", [1, 3, 7])
+@pytest.mark.parametrize("count", [7, 9])
+def test_large_leaves_are_orthogonalized_in_parts(monkeypatch, matrices, count):
+    """Leaves of `count` pairs of matrices, of which up to `matrices` pairs are a part."""
+    axes = {"halves": AXES["halves"], "one": MatrixAxes((0,), (1,))}  # the second has no axis to split
+    random = np.random.default_rng(0)
+    given = {
+        "halves": jnp.asarray(random.standard_normal((count, 24, 2, 16)), jnp.float32),
+        "one": jnp.asarray(random.standard_normal((200, 40)), jnp.float32),
+    }
+
+    def step():
+        transformation = scale_by_muon(axes)
+        return jax.jit(transformation.update).lower(given, transformation.init(given)).compile()
+
+    whole = step()
+    monkeypatch.setattr(muon, "MAX_ENTRIES", matrices * 24 * 2 * 16)
+    in_parts = step()
+    assert ("while" in in_parts.as_text()) == (count > matrices)
+    expected, _ = whole(given, scale_by_muon(axes).init(given))
+    actual, _ = in_parts(given, scale_by_muon(axes).init(given))
+    for name in axes:
+        np.testing.assert_allclose(actual[name], expected[name], atol=1e-4, err_msg=name)
 
 
 def test_momentum_in_bfloat16_is_nearly_the_same():

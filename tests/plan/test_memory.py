@@ -1,4 +1,4 @@
-"""Memory of peer copies, compared with sums by hand and with the state that a run copies."""
+"""Memory of logits, of the optimizer and of peer copies, by hand and compared with the state of a run."""
 
 import pytest
 from small_runs import small_config
@@ -7,7 +7,14 @@ from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
-from zaya_jax.plan.memory import HOST_BANDWIDTH, peer_copy_cost
+from zaya_jax.plan.memory import (
+    HOST_BANDWIDTH,
+    logits_bytes,
+    memory_by_kind,
+    orthogonalization_bytes,
+    peer_copy_cost,
+)
+from zaya_jax.plan.shares import for_platform
 from zaya_jax.train.extensions import NO_EXTENSIONS
 from zaya_jax.train.peer_copies.host_state import copy_layout
 
@@ -33,3 +40,41 @@ def test_the_plan_counts_the_bytes_that_a_process_copies(tmp_path):
     actual = copy_layout(config, data_mesh(), NO_EXTENSIONS).num_bytes
     # The rest are router biases, keys and counters.
     assert 0 < actual - cost.gpu_bytes < 300
+
+
+@pytest.mark.parametrize(
+    ("platform", "implementation", "dtype", "num_bytes"),
+    [
+        ("rocm", None, "bfloat16", 2 * 2 * 4096 * 262_272),  # exponentials of logits, and gradients
+        ("rocm", None, "float32", 2 * 4 * 4096 * 262_272),
+        ("cuda", None, "bfloat16", 2 * 4 * 4096 * 262_272),  # float32 logits, and gradients
+        ("rocm", "xla", "bfloat16", 2 * 4 * 4096 * 262_272),
+        ("cuda", "pallas", "bfloat16", 2 * 10_000 * 8192),  # gradients of a part of the vocabulary
+    ],
+)
+def test_logits_take_the_bytes_of_the_platforms_implementation(platform, implementation, dtype, num_bytes):
+    execution = {"loss_implementation": implementation, "dtype": dtype, "loss_chunk": 4096}
+    words = [f"--config.execution.{name}={value}" for name, value in execution.items() if value]
+    config = for_platform(load_config("configs/zaya1_8b.py", words), platform)
+    assert logits_bytes(config, 10_000) == num_bytes
+    assert logits_bytes(config, 1000) <= num_bytes / 4
+
+
+def test_matrices_in_the_optimizer_count_where_nothing_else_was_as_large():
+    """On one GPU they exceed what the backward pass has left, on 8 they do not."""
+    words = ["--config.execution.num_microbatches=16", "--config.execution.remat=layer"]
+    config = load_config("configs/zaya1_8b_sft.py", words)
+    matrices = (
+        8_840_488_784 - 262_272 * 2048
+    )  # without the embedding, which AdamW updates, as it does vectors
+    assert orthogonalization_bytes(config, 1) == pytest.approx(2 * 4 * matrices, rel=0.01)
+    memory = memory_by_kind(config, 1)
+    free = sum(
+        num_bytes
+        for kind, num_bytes in memory.items()
+        if kind.startswith(("weights, bfloat16", "activations", "temporary arrays", "logits"))
+    )
+    assert memory["matrices in the optimizer"] == orthogonalization_bytes(config, 1) - free > 20 * 2**30
+    assert "matrices in the optimizer" not in memory_by_kind(config, 8)
+    adamw = load_config("configs/zaya1_8b_sft.py", [*words, "--config.optimizer.name=adamw"])
+    assert "matrices in the optimizer" not in memory_by_kind(adamw, 1)

@@ -1,15 +1,20 @@
 """Muon: orthogonalized momentum, all of whose singular values are one ([Muon]; [Moonlight] 2.1)."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.typing import DTypeLike
 
 from zaya_jax.optim.matrices import MatrixAxes, from_matrices, to_matrices
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
 from zaya_jax.parallel.bucket_layouts import gather_rows, own_rows
+
+MAX_ENTRIES = 2**28
+"""Largest number of entries of a leaf that are orthogonalized at a time: 64 matrices of 2,048 x 2,048."""
 
 
 class MuonState(NamedTuple):
@@ -50,7 +55,7 @@ def scale_by_muon(
     def init(params: optax.Params) -> MuonState:
         return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params, dtype=momentum_dtype))
 
-    def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool = False) -> jax.Array:
+    def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool) -> jax.Array:
         own = to_matrices(x, axes)
         # Each device of a node computes all of its matrices: splitting the work costs more than it saves.
         matrices = newton_schulz(
@@ -75,7 +80,31 @@ def scale_by_muon(
             optax.tree.bias_correction(updates, momentum, count),
         )
         # After the momentum, because a mean of orthogonal matrices is not orthogonal ([Muon]).
-        updates = jax.tree.map(orthogonal, ahead, axes, *(() if rows_in_node is None else (rows_in_node,)))
+        rows = jax.tree.map(lambda _: False, ahead) if rows_in_node is None else rows_in_node
+        updates = jax.tree.map(
+            lambda x, axes, has_rows: _in_parts(lambda part: orthogonal(part, axes, has_rows), x, axes),
+            ahead,
+            axes,
+            rows,
+        )
         return updates, MuonState(jnp.asarray(count), optax.tree.cast(mean, momentum_dtype))
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _in_parts(function: Callable[[jax.Array], jax.Array], x: jax.Array, axes: MatrixAxes) -> jax.Array:
+    """Applies a function to parts of at most `MAX_ENTRIES` along the first axis, if that counts matrices."""
+    # All at once would need several times the memory of the weights, which matters if few devices own them.
+    count = max(MAX_ENTRIES * len(x) // x.size, 1) if x.size > MAX_ENTRIES else len(x)
+    if count >= len(x) or 0 in axes.inputs + axes.outputs:
+        return function(x)
+    first = len(x) % count  # matrices of the smaller part, if the others leave a rest
+
+    def replace(out: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
+        part = lax.dynamic_slice_in_dim(out, start, size)
+        return lax.dynamic_update_slice_in_dim(out, function(part), start, axis=0)
+
+    # Each part replaces its input, so that no second array of the size of the leaf is needed.
+    out = x.astype(jnp.float32)
+    out = replace(out, 0, first) if first else out
+    return lax.fori_loop(0, len(x) // count, lambda i, out: replace(out, first + i * count, count), out)

@@ -95,6 +95,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         result = search(
             config,
             cluster.num_gpus,
+            platform=cluster.device.platform,
             gpus_per_node=cluster.gpus_per_node,
             limit=cluster.device.memory_bytes,
             measure=compiler.num_bytes,

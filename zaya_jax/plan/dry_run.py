@@ -12,6 +12,7 @@ from zaya_jax.model.weights import Weight, count_parameters, flatten_weights
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.fitting import MemoryBudget, describe_fit, local_budget, planned_budget
 from zaya_jax.plan.memory import memory_by_kind
+from zaya_jax.plan.shares import for_platform
 from zaya_jax.text_tables import memory_table, name_column, number_column
 from zaya_jax.train.phase_summary import check_devices
 
@@ -32,6 +33,7 @@ def print_dry_run(config: Config, *, devices: int | None = None, console: Consol
     budget = local_budget() if devices is None else planned_budget()
     devices = jax.device_count() if devices is None else devices
     check_devices(config, devices)
+    config = for_platform(config, budget.platform)
     console = console or Console(soft_wrap=True, highlight=False)
     console.print(_weights_table(flatten_weights(declare_run(config)), config))
     console.print(_facts_table(config))

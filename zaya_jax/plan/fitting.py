@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
+from pallas_kernels.choice import platform_of
 from zaya_jax.config import Config
 from zaya_jax.errors import UserError
 from zaya_jax.plan.devices import find_device
@@ -22,35 +23,39 @@ class MemoryBudget:
 
     Attributes:
       device: name for messages, such as "one mi300x".
+      platform: its platform, as in `pallas_kernels.choice`.
       size: bytes of one device.
     """
 
     device: str
+    platform: str
     size: int
 
 
 def planned_budget() -> MemoryBudget:
     """The memory of the default GPU of `zaya plan`."""
-    return MemoryBudget(f"one {PLANNED_GPU}", find_device(PLANNED_GPU).memory_bytes)
+    device = find_device(PLANNED_GPU)
+    return MemoryBudget(f"one {PLANNED_GPU}", device.platform, device.memory_bytes)
 
 
 def local_budget() -> MemoryBudget:
     """The memory of each device of this machine; CPU devices share the machine's memory equally."""
     device = jax.local_devices()[0]
+    platform = platform_of(device)
     # JAX returns None instead of statistics for CPU devices.
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
-        return MemoryBudget(f"one {device.device_kind} here", stats["bytes_limit"])
+        return MemoryBudget(f"one {device.device_kind} here", platform, stats["bytes_limit"])
     # CPU devices have no memory limit: divide the physical memory.
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return MemoryBudget("a device of this machine", whole // jax.local_device_count())
+    return MemoryBudget("a device of this machine", platform, whole // jax.local_device_count())
 
 
 def describe_fit(config: Config, num_devices: int, budget: MemoryBudget, memory: Mapping[str, int]) -> str:
     """Returns a sentence on whether a run fits, and if not, what would fit.
 
     Args:
-      config: config of the run.
+      config: config of the run, which names the implementation of each operation.
       num_devices: number of devices that share the batch.
       budget: memory of each device.
       memory: bytes that each device needs, by name of the phase.

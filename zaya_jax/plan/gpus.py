@@ -41,6 +41,7 @@ class Device:
 
     Attributes:
       name: name for `--device`.
+      platform: "rocm" or "cuda", as in `pallas_kernels.choice`.
       memory_bytes: bytes of HBM.
       matrix_flops: peak dense bfloat16 FLOP/s from the data sheet; a multiply-add counts as two.
       memory_bandwidth: bytes per second of HBM, measured where a measurement is published.
@@ -53,6 +54,7 @@ class Device:
     """
 
     name: str
+    platform: str
     memory_bytes: int
     matrix_flops: float
     memory_bandwidth: float
@@ -114,6 +116,7 @@ device_description_str: "AMD Instinct MI300X"
 
 MI300X = Device(
     name="mi300x",
+    platform="rocm",
     memory_bytes=192 * 10**9,
     matrix_flops=PEAK_FLOPS["MI300X"],
     memory_bandwidth=4.33e12,  # measured, [ZAYA1-base] section III; 5.3e12 on paper
@@ -137,6 +140,7 @@ MI325X = dataclasses.replace(
 # Without a core: the description of gfx950 for XLA is not at hand.
 MI355X = Device(
     name="mi355x",
+    platform="rocm",
     memory_bytes=288 * 10**9,
     matrix_flops=PEAK_FLOPS["MI355X"],
     memory_bandwidth=8.0e12,
@@ -147,6 +151,7 @@ MI355X = Device(
 )
 H100 = Device(
     name="h100",
+    platform="cuda",
     memory_bytes=80 * 10**9,
     matrix_flops=PEAK_FLOPS["H100"],
     memory_bandwidth=3.036e12,  # measured, [ZAYA1-base] section III; 3.35e12 on paper
@@ -165,6 +170,7 @@ H200 = dataclasses.replace(
 
 B200 = Device(
     name="b200",
+    platform="cuda",
     memory_bytes=180 * 10**9,
     matrix_flops=PEAK_FLOPS["B200"],
     memory_bandwidth=7.7e12,  # HGX B200: 62 TB/s for 8 GPUs

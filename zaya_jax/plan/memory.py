@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import cross_entropy
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.config.sections.lora import QUANTIZED
 from zaya_jax.model.adapters import declare_run
@@ -176,8 +177,10 @@ def kept_shapes(config: ModelConfig, execution: ExecutionConfig, batch: int, tim
       batch: number of sequences.
       time: tokens per sequence.
     """
-    # The grouped product keeps other residuals on a CPU than on a GPU: trace the latter.
-    execution = dataclasses.replace(execution, experts_implementation="ragged_dot")
+    # XLA's grouped product keeps other residuals on a CPU than on a GPU: trace the latter. A vendor's package
+    # may be missing here.
+    if execution.implementation_of("experts") not in ("pallas", "ragged_dot+pallas"):
+        execution = dataclasses.replace(execution, experts_implementation="ragged_dot")
     variables = abstract_variables(config)
     dtypes = map_weights(
         lambda w, x: jax.ShapeDtypeStruct(x.shape, execution.dtype if w.in_products else x.dtype),
@@ -235,9 +238,30 @@ def dequantized_bytes(config: Config) -> int:
 
 
 def logits_bytes(config: Config, tokens: int) -> int:
-    """Bytes of the logits that exist at a time, and of their gradient, in float32."""
-    # Factor 2 for logits and gradient, 4 bytes per float32.
-    return 2 * 4 * min(config.execution.loss_chunk, tokens) * config.model.vocab_size
+    """Bytes of the logits that exist at a time, or their exponentials, and of their gradient."""
+    execution, vocabulary = config.execution, config.model.vocab_size
+    implementation, item = execution.implementation_of("loss"), jnp.dtype(execution.dtype).itemsize
+    if implementation == "pallas":
+        return item * tokens * min(cross_entropy.BLOCKS.chunk, vocabulary)
+    rows = min(execution.loss_chunk, tokens)
+    return 2 * (item if implementation == "pallas+xla" else 4) * rows * vocabulary
+
+
+def gathered_expert_bytes(config: Config) -> int:
+    """Bytes of gathered experts that exist at a time, and of their gradients; 0 if experts are not shared."""
+    all_layers = expert_bytes(config)
+    if config.execution.remat == "none":  # the forward pass keeps them for the backward pass
+        return all_layers
+    # Experts of the current layer, those of the next one in flight, and gradients of the former.
+    return 3 * all_layers // config.model.num_hidden_layers
+
+
+def orthogonalization_bytes(config: Config, num_devices: int) -> int:
+    """Bytes of a device's matrices before and after Muon's orthogonalization, float32; 0 for AdamW."""
+    if config.optimizer.name != "muon":
+        return 0
+    buckets = partition_of(config, num_devices).matrix_buckets
+    return 2 * 4 * sum(math.prod(bucket.shape) for bucket in buckets) // num_devices
 
 
 def own_state_bytes(config: Config, num_devices: int) -> int:
@@ -285,7 +309,10 @@ def peer_copy_cost(config: Config, cluster: Cluster) -> PeerCopyCost:
 
 
 def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
-    """Bytes on each device by kind, by arithmetic; the compiler reuses some memory and adds some."""
+    """Bytes on each device by kind, by arithmetic; the compiler reuses some memory and adds some.
+
+    An implementation that the config does not name is XLA's; see `for_platform`.
+    """
     state = state_bytes(config, num_devices)
     time, rows = own_tokens(config), micro_batch(config, num_devices)
     # The gradients of a single microbatch are the sum already.
@@ -295,12 +322,13 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     activations = rows * activation_bytes(config.model, execution, time)
     working = rows * working_bytes(config.model, execution, time)
     logits = logits_bytes(config, rows * time)
-    # Experts of the current layer, those of the next one in flight, and gradients of the former.
-    gathered = 3 * expert_bytes(config) // config.model.num_hidden_layers
+    gathered = gathered_expert_bytes(config)
     keys = rows * keys_bytes(config)
     dequantized = dequantized_bytes(config)
-    # Weights and residuals are no longer needed when gradients are sent: their memory is free for the copies.
+    # Weights and residuals are no longer needed when gradients are sent: their memory is free for the copies,
+    # and later for the optimizer.
     free = state.weights + activations + working + logits + keys
+    optimizer = max(orthogonalization_bytes(config, num_devices) - free, 0)
     return {
         "weights, float32, shard of this device": state.master,
         **({"frozen weights, shard of this device": state.frozen} if state.frozen else {}),
@@ -318,13 +346,14 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "temporary arrays of a layer": working,
         **({"dequantized experts of a layer": dequantized} if dequantized else {}),
-        **({"experts of a layer, gathered": gathered} if gathered else {}),
+        **({"gathered experts": gathered} if gathered else {}),
         **({"keys and values of shared sequences": keys} if keys else {}),
         "weights and gradients of a group of layers": group_bytes(config),
         "logits of a chunk and their gradient": logits,
         f"communication buffers of gradients, {sum_dtype(config)}": max(
             summed_bytes(config, num_devices) - free, 0
         ),
+        **({"matrices in the optimizer": optimizer} if optimizer else {}),
     }
 
 

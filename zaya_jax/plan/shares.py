@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from zaya_jax.config import HYBRID_SLIDING, Config
 from zaya_jax.parallel.context import CHUNKS
 from zaya_jax.parallel.mesh import SUM_DTYPE
+from zaya_jax.train.implementations import resolve_implementations
 
 KEYS_AGAIN = {"none": 0, "group": 2}
 """Number of times that the backward pass gathers keys again, by remat policy; 1 for the others. The rest of
@@ -20,6 +21,12 @@ what a policy keeps of attention is local to the device."""
 def with_execution(config: Config, **changes: Any) -> Config:
     """Returns the run with changed fields of `execution`."""
     return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **changes))
+
+
+def for_platform(config: Config, platform: str) -> Config:
+    """Returns the run with the implementation named that a platform uses for each operation."""
+    execution = resolve_implementations(config.execution, config.model, platform=platform)
+    return dataclasses.replace(config, execution=execution)
 
 
 def num_groups(config: Config, num_devices: int) -> int:

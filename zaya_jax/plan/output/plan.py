@@ -31,7 +31,7 @@ from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.integrity_costs import IntegrityCost, integrity_costs
 from zaya_jax.plan.memory import POLICIES, PeerCopyCost, activation_bytes, memory_by_kind, peer_copy_cost
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
-from zaya_jax.plan.shares import micro_batch, own_tokens
+from zaya_jax.plan.shares import for_platform, micro_batch, own_tokens
 
 PROGRAM = "zaya_jax.plan.compiled.train_program:lower_train_step"
 NUM_BUFFERS = 10
@@ -214,6 +214,7 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
     Raises:
       UserError: if the batch cannot be divided among the GPUs.
     """
+    config = for_platform(config, cluster.device.platform)
     num_gpus, time, execution = cluster.num_gpus, config.data.sequence_length, config.execution
     check_batch_size(config.data.batch_size, execution.num_microbatches, num_gpus, execution.context_devices)
     # Activations are counted for the sequences that a GPU processes at a time.
