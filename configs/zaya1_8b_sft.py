@@ -5,7 +5,7 @@
     zaya serve runs/zaya1_8b_sft
 
 The run packs the chats with the model's template, and derives its steps, warm-up and evaluations from their
-number. It needs the memory of 8 MI300X; `configs/zaya1_8b_lora.py` needs one.
+number. It needs the memory of 8 MI300X; docs/howto/chat-finetuning.md has the fields with which one is enough.
 """
 
 import zaya1_8b
