@@ -55,17 +55,20 @@ def scale_by_muon(
     def init(params: optax.Params) -> MuonState:
         return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params, dtype=momentum_dtype))
 
-    def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool) -> jax.Array:
-        own = to_matrices(x, axes)
-        # Each device of a node computes all of its matrices: splitting the work costs more than it saves.
-        matrices = newton_schulz(
-            gather_rows(own) if has_rows else own,
-            polynomials,
-            num_steps=num_steps,
-            dtype=iteration_dtype,
-            implementation=implementation,
-        )
-        return from_matrices(own_rows(matrices) if has_rows else matrices, axes, x.shape)
+    def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool = False) -> jax.Array:
+        def of_part(x: jax.Array) -> jax.Array:
+            own = to_matrices(x, axes)
+            # Each device of a node computes all of its matrices: splitting the work costs more than it saves.
+            matrices = newton_schulz(
+                gather_rows(own) if has_rows else own,
+                polynomials,
+                num_steps=num_steps,
+                dtype=iteration_dtype,
+                implementation=implementation,
+            )
+            return from_matrices(own_rows(matrices) if has_rows else matrices, axes, x.shape)
+
+        return _in_parts(of_part, x, axes)
 
     def update(updates: optax.Updates, state: MuonState, params: optax.Params | None = None) -> Any:
         del params  # weight decay is a later transformation, shared with AdamW
@@ -80,13 +83,7 @@ def scale_by_muon(
             optax.tree.bias_correction(updates, momentum, count),
         )
         # After the momentum, because a mean of orthogonal matrices is not orthogonal ([Muon]).
-        rows = jax.tree.map(lambda _: False, ahead) if rows_in_node is None else rows_in_node
-        updates = jax.tree.map(
-            lambda x, axes, has_rows: _in_parts(lambda part: orthogonal(part, axes, has_rows), x, axes),
-            ahead,
-            axes,
-            rows,
-        )
+        updates = jax.tree.map(orthogonal, ahead, axes, *(() if rows_in_node is None else (rows_in_node,)))
         return updates, MuonState(jnp.asarray(count), optax.tree.cast(mean, momentum_dtype))
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
