@@ -5,7 +5,7 @@
     zaya serve runs/zaya1_8b_sft
 
 The run packs the chats with the model's template, and derives its steps, warm-up and evaluations from their
-number. It needs the memory of 8 MI300X; docs/howto/chat-finetuning.md has the fields with which one is enough.
+number. It needs the memory of 8 MI300X, or of one with the fields that docs/howto/chat-finetuning.md names.
 """
 
 import zaya1_8b
