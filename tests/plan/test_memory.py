@@ -68,6 +68,9 @@ def test_matrices_in_the_optimizer_count_where_nothing_else_was_as_large():
         8_840_488_784 - 262_272 * 2048
     )  # without the embedding, which AdamW updates, as it does vectors
     assert orthogonalization_bytes(config, 1) == pytest.approx(2 * 4 * matrices, rel=0.01)
+    for words_of_sharing in ([], ["--config.execution.node_devices=8"]):
+        shared = load_config("configs/zaya1_8b_sft.py", words_of_sharing)
+        assert orthogonalization_bytes(shared, 8) == pytest.approx(matrices, rel=0.01)
     memory = memory_by_kind(config, 1)
     free = sum(
         num_bytes

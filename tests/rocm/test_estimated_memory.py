@@ -23,7 +23,6 @@ def by_campaign(*values):
         ("zaya1_8b", 128, 4, "products"),
         by_campaign("zaya1_8b", 128, 4, "block"),
         by_campaign("zaya1_8b", 128, 4, "layer"),
-        # Muon's temporaries, which the arithmetic does not count, exceed the kept activations.
         by_campaign("zaya1_8b", 1, 2, "none"),
         by_campaign("zaya1_74b", 128, 4, "layer"),
         by_campaign("zaya1_8b_sft", 1, 2, "attention_and_experts"),
@@ -39,4 +38,4 @@ def test_the_arithmetic_is_close_to_the_compiler(preset, nodes, rows, remat):
         train_step_job(config, cluster)
     )
     print(f"{preset} on {nodes} nodes, {rows} sequences, remat {remat}: {ratio:.2f}")
-    assert 0.88 < ratio < 1.3
+    assert 1 < ratio < 1.25

@@ -1,5 +1,6 @@
 """Muon: orthogonalized momentum, all of whose singular values are one ([Muon]; [Moonlight] 2.1)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -55,20 +56,16 @@ def scale_by_muon(
     def init(params: optax.Params) -> MuonState:
         return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params, dtype=momentum_dtype))
 
-    def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool = False) -> jax.Array:
-        def of_part(x: jax.Array) -> jax.Array:
-            own = to_matrices(x, axes)
-            # Each device of a node computes all of its matrices: splitting the work costs more than it saves.
-            matrices = newton_schulz(
-                gather_rows(own) if has_rows else own,
-                polynomials,
-                num_steps=num_steps,
-                dtype=iteration_dtype,
-                implementation=implementation,
-            )
-            return from_matrices(own_rows(matrices) if has_rows else matrices, axes, x.shape)
+    iterate = functools.partial(
+        newton_schulz,
+        polynomials=polynomials,
+        num_steps=num_steps,
+        dtype=iteration_dtype,
+        implementation=implementation,
+    )
 
-        return _in_parts(of_part, x, axes)
+    def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool = False) -> jax.Array:
+        return _in_parts(lambda part: _orthogonal(part, axes, iterate, has_rows), x, axes)
 
     def update(updates: optax.Updates, state: MuonState, params: optax.Params | None = None) -> Any:
         del params  # weight decay is a later transformation, shared with AdamW
@@ -87,6 +84,15 @@ def scale_by_muon(
         return updates, MuonState(jnp.asarray(count), optax.tree.cast(mean, momentum_dtype))
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _orthogonal(
+    x: jax.Array, axes: MatrixAxes, iterate: Callable[[jax.Array], jax.Array], has_rows: bool
+) -> jax.Array:
+    own = to_matrices(x, axes)
+    # Each device of a node computes all of its matrices: splitting the work costs more than it saves.
+    matrices = iterate(gather_rows(own) if has_rows else own)
+    return from_matrices(own_rows(matrices) if has_rows else matrices, axes, x.shape)
 
 
 def _in_parts(function: Callable[[jax.Array], jax.Array], x: jax.Array, axes: MatrixAxes) -> jax.Array:

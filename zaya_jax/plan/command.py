@@ -34,7 +34,7 @@ from zaya_jax.plan.output.time_tables import (
 )
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
-from zaya_jax.plan.shares import num_groups, own_tokens, with_execution
+from zaya_jax.plan.shares import for_platform, num_groups, own_tokens, with_execution
 from zaya_jax.text_tables import format_bytes
 
 
@@ -93,9 +93,8 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         more["kernels"] = {name: dataclasses.asdict(result) for name, result in steps.items()}
     if options.search:
         result = search(
-            config,
+            for_platform(config, cluster.device.platform),
             cluster.num_gpus,
-            platform=cluster.device.platform,
             gpus_per_node=cluster.gpus_per_node,
             limit=cluster.device.memory_bytes,
             measure=compiler.num_bytes,

@@ -260,8 +260,9 @@ def orthogonalization_bytes(config: Config, num_devices: int) -> int:
     """Bytes of a device's matrices before and after Muon's orthogonalization, float32; 0 for AdamW."""
     if config.optimizer.name != "muon":
         return 0
-    buckets = partition_of(config, num_devices).matrix_buckets
-    return 2 * 4 * sum(math.prod(bucket.shape) for bucket in buckets) // num_devices
+    num_bytes = bytes_by_bucket(config, num_devices, "float32")
+    matrices = partition_of(config, num_devices).matrix_buckets
+    return 2 * sum(num_bytes[bucket.name] for bucket in matrices) // num_devices
 
 
 def own_state_bytes(config: Config, num_devices: int) -> int:

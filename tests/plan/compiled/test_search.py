@@ -63,7 +63,7 @@ def test_policies_and_micro_batches_are_searched():
         ]
 
     # 4 sequences per GPU
-    result = search(config, 1024, platform="rocm", limit=100 * GIB, measure=measure, model_time=model_time)
+    result = search(config, 1024, limit=100 * GIB, measure=measure, model_time=model_time)
     assert result.cheapest_remat == POLICIES[2]
     assert (list(result.seconds), result.fastest_remat) == (list(POLICIES[2:]), POLICIES[3])
     assert (result.largest_remat, result.largest_micro_batch) == (POLICIES[-1], 16)
@@ -76,9 +76,7 @@ def test_policies_and_micro_batches_are_searched():
 
 def test_a_step_that_does_not_fit_is_reported():
     config = config_of_phase(load_config("configs/zaya1_8b.py", []))
-    result = search(
-        config, 1024, platform="rocm", limit=GIB, measure=lambda _: 2 * GIB, model_time=lambda _: 1.0
-    )
+    result = search(config, 1024, limit=GIB, measure=lambda _: 2 * GIB, model_time=lambda _: 1.0)
     assert result.cheapest_remat is None
     assert (result.seconds, result.fastest_remat) == ({}, None)
     assert result.largest_micro_batch == 0
@@ -91,12 +89,7 @@ def test_the_fewest_gpus_per_sequence_are_found(limit, fewest):
 
     # One sequence per group: 256 bytes over its GPUs.
     result = search(
-        config,
-        128,
-        platform="rocm",
-        limit=limit,
-        measure=lambda config: 2 * config.data.batch_size,
-        model_time=lambda _: 1.0,
+        config, 128, limit=limit, measure=lambda config: 2 * config.data.batch_size, model_time=lambda _: 1.0
     )
     assert result.fewest_context_devices == fewest
 

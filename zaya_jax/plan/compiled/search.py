@@ -13,7 +13,7 @@ from zaya_jax.config import Config
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind, working_bytes
-from zaya_jax.plan.shares import for_platform, micro_batch, num_groups, own_tokens, with_execution
+from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens, with_execution
 
 Measure = Callable[[Config], int]
 """Returns the bytes per GPU of the train step of a config."""
@@ -95,7 +95,6 @@ def search(
     config: Config,
     num_devices: int,
     *,
-    platform: str,
     gpus_per_node: int = 1,
     limit: int,
     measure: Measure,
@@ -107,7 +106,6 @@ def search(
     Args:
       config: config of the run; policies must fit its micro-batch.
       num_devices: GPUs of the cluster.
-      platform: platform of the GPUs, as in `pallas_kernels.choice`.
       gpus_per_node: GPUs per node, which may share the experts.
       limit: bytes of a GPU.
       measure: compiles until the memory is known.
@@ -131,8 +129,7 @@ def search(
 
     rows, ranks = micro_batch(config, num_devices), config.execution.context_devices
     # The first policy that fits by arithmetic, with one microbatch per step.
-    named = for_platform(config, platform)
-    one = with_micro_batch(named, rows, num_devices)
+    one = with_micro_batch(config, rows, num_devices)
     guess = next((remat for remat in POLICIES if _expected(one, remat, num_devices) <= limit), POLICIES[-1])
     cheapest = cheapest_that_fits(lambda remat: size(remat, rows, ranks), POLICIES, limit=limit, guess=guess)
     # Policies after this one keep less, so that they fit as well.
@@ -142,7 +139,7 @@ def search(
         for remat in fitting
     }
     last = POLICIES[-1]
-    guess = _guess(with_execution(named, remat=last), num_devices, limit)
+    guess = _guess(with_execution(config, remat=last), num_devices, limit)
     largest = largest_that_fits(lambda rows: size(last, rows, ranks), limit=limit, guess=guess)
     fewest = cheapest_that_fits(
         lambda ranks: size(last, 1, ranks),
