@@ -331,7 +331,7 @@ def _grouped_feed_forward(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "grouped_matmul_grad_rows": True,
             "grouped_matmul_grad_weights": True,
         },
-        implementations=("ragged_dot+pallas", "xla"),
+        implementations=("ragged_dot+pallas", "pallas", "xla"),
         forms=("ragged_dot+pallas",),
     )
 

@@ -9,7 +9,7 @@ from zaya_jax.bench.generation import generation
 from zaya_jax.bench.kernels import gemm, kernel_times, memory_passes
 from zaya_jax.bench.storage import checkpoint, data, disk
 from zaya_jax.bench.torch_comparison import command as torch_comparison
-from zaya_jax.bench.training import optimizers, start
+from zaya_jax.bench.training import optimizers, start, step
 from zaya_jax.options import Parser, check_at_least
 
 WITH_ROUNDS: dict[str, Callable[..., None]] = {
@@ -26,6 +26,7 @@ WITH_OWN_PARSER: dict[str, Callable[[Sequence[str]], None]] = {
     "hbm": memory_passes.main,
     "optimizers": optimizers.main,
     "start": start.main,
+    "step": step.main,
     "storage": disk.main,
     "torch": torch_comparison.main,
 }
@@ -69,6 +70,7 @@ def _parser() -> Parser:
         "  gemm         speed of the matrix products of a step\n"
         "  hbm          memory bandwidth of a device\n"
         "  start        time from zaya train to its first step\n"
+        "  step         time and memory of a train step, by implementation\n"
         "  storage      speed of a disk\n\n"
         f"{', '.join(WITH_OWN_PARSER)} have their own options, which `zaya bench WHAT --help` shows.",
         ("zaya bench torch", "zaya bench data --rounds 10", "zaya bench kernels"),

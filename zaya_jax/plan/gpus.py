@@ -3,7 +3,7 @@
 import dataclasses
 
 from zaya_jax.errors import UserError
-from zaya_jax.platform.peak_flops import PEAK_FLOPS
+from zaya_jax.platform.peak_flops import PEAK_FLOPS, peak_flops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,3 +184,17 @@ DEVICES = {device.name: device for device in (MI300X, MI325X, MI355X, H100, H200
 """By name."""
 PLANNED_GPU = MI300X.name
 """The default GPU of a plan: the one that ZAYA1 was trained on."""
+
+
+def device_of_kind(device_kind: str) -> Device | None:
+    """Returns the device that `jax.Device.device_kind` names; None if there is no plan for it."""
+    words = device_kind.upper().split()
+    # A board of the same name with another peak, such as H100 NVL, is another device.
+    return next(
+        (
+            device
+            for device in DEVICES.values()
+            if device.name.upper() in words and device.matrix_flops == peak_flops(device_kind)
+        ),
+        None,
+    )

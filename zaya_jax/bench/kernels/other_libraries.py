@@ -107,6 +107,14 @@ class TorchResult:
     def __init__(self, tensors: Any):
         self.tensors = tensors
 
+    def block_until_ready(self) -> "TorchResult":
+        """Waits for the GPU. `jax.block_until_ready` calls it, so that calls of both libraries are queued."""
+        import torch
+
+        if self.tensors[0].is_cuda:
+            torch.cuda.synchronize()
+        return self
+
     def arrays(self) -> list[jax.Array | None]:
         """Returns the arrays in the order of the kernel's results; None where torch returns none."""
         return [None if x is None else jnp.asarray(x.detach().float().cpu().numpy()) for x in self.tensors]
@@ -122,22 +130,14 @@ def _torch_calls(function: Callable[..., Any], tensors: list[Any], *, skipped: i
     """
     import torch
 
-    def wait() -> None:
-        # CUDA calls are asynchronous: without this wait only the launch would be timed.
-        if tensors[0].is_cuda:
-            torch.cuda.synchronize()
-
     @torch.no_grad()
     def forward():
-        result = function(*tensors)
-        wait()
-        return TorchResult([result])
+        return TorchResult([function(*tensors)])
 
     def both():
         result = function(*(x.requires_grad_() for x in tensors))
         # Not `backward`, which would add to the gradients of earlier calls.
         gradients = torch.autograd.grad(result, tensors, torch.ones_like(result))
-        wait()
         # None stands for results that torch does not return, so that the gradients keep their places.
         return TorchResult([result, *[None] * skipped, *gradients])
 

@@ -1,0 +1,378 @@
+"""`zaya bench step`: time, memory and result of a train step on this machine, by implementation.
+
+The step is that of `zaya train`, compiled once for each set of implementations. The first steps from the
+initial weights are compared. Then all programs take turns on one training state, which does not depend on the
+implementation.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.table import Table
+
+from zaya_jax.bench.kernels.kernel_times import Ceilings, measure_ceilings
+from zaya_jax.bench.results import this_machine, write_json
+from zaya_jax.config import Config
+from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
+from zaya_jax.data.reading.batch import Batch, make_example
+from zaya_jax.errors import UserError
+from zaya_jax.options import Parser, add_config_options, check_at_least, load_config
+from zaya_jax.parallel.mesh import batch_sharding, check_batch_size, data_mesh
+from zaya_jax.plan.arithmetic import memory_traffic, seconds_in_turn, step_flops, step_seconds
+from zaya_jax.plan.cases import PUBLISHED
+from zaya_jax.plan.command import config_of_phase
+from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.gpus import device_of_kind
+from zaya_jax.plan.memory import memory_by_kind
+from zaya_jax.plan.output.picture import check_outputs
+from zaya_jax.plan.rocm.compiler import Memory
+from zaya_jax.plan.shares import with_execution
+from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.pytree import abstract
+from zaya_jax.text_tables import dense_table, name_column
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.implementations import OPERATIONS, resolve_implementations
+from zaya_jax.train.step.state import TrainState, abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.step.train_step import Metrics
+
+DEFAULT = "default"
+FORMS = (DEFAULT, "xla", "pallas")
+"""Sets of implementations: the defaults of the platform, all of XLA, and all Pallas kernels."""
+ROUNDS = 7
+TOLERANCE = 0.01
+"""Largest relative difference of the first step's loss and gradient norm: in bfloat16, rounding decides which
+expert some tokens get."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """A measured train step.
+
+    Attributes:
+      name: name of the set of implementations.
+      implementations: implementation of each operation.
+      seconds: time of the step in each round.
+      num_bytes: bytes that the program needs on a device.
+      estimated_bytes: the same by the arithmetic of `zaya plan`.
+      loss: loss of the first step.
+      gradient_norm: gradient norm of the first step.
+    """
+
+    name: str
+    implementations: Mapping[str, str]
+    seconds: tuple[float, ...]
+    num_bytes: int
+    estimated_bytes: int
+    loss: float
+    gradient_norm: float
+
+    @property
+    def median(self) -> float:
+        """Median of the seconds."""
+        return statistics.median(self.seconds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a step takes at least, and what `zaya plan` estimates.
+
+    Attributes:
+      flops: FLOPs of a device's products, with recomputation and the optimizer.
+      num_bytes: least bytes that a device moves to and from its memory.
+      ceilings: rates that this device reaches in this run.
+      estimate: seconds by the arithmetic of `zaya plan` in the published case; None for an unknown device.
+    """
+
+    flops: float
+    num_bytes: int
+    ceilings: Ceilings
+    estimate: float | None
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the times of products and of memory, at the rates of this run."""
+        return max(self.flops / self.ceilings.flops, self.num_bytes / self.ceilings.bandwidth)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A compiled step, and the config with its implementations."""
+
+    config: Config
+    step: Any
+
+    @property
+    def num_bytes(self) -> int:
+        memory = self.step.memory_analysis()
+        return Memory(
+            arguments=memory.argument_size_in_bytes,
+            outputs=memory.output_size_in_bytes,
+            aliased=memory.alias_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            code=memory.generated_code_size_in_bytes,
+        ).total
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs `zaya bench step` with the given command-line arguments.
+
+    Raises:
+      UserError: if an option is invalid, or results of implementations differ.
+    """
+    options, overrides = _parser().parse_with_fields(argv)
+    check_at_least(options, rounds=1)
+    check_outputs(json_file=options.json)
+    config = prepare(config_of_phase(load_config(options.config, overrides)), options)
+    console = Console(soft_wrap=True, highlight=False)
+    forms = options.implementations or default_forms(config)
+    with console.status("measuring the limits of this device") as status:
+        bounds = step_bounds(config)
+        times = measure(config, forms, rounds=options.rounds, progress=status.update)
+    machine = this_machine()
+    values = {"machine": dataclasses.asdict(machine), "bounds": dataclasses.asdict(bounds)}
+    write_json(options.json, values | {"steps": [dataclasses.asdict(each) for each in times]})
+    model, data = config.model, config.data
+    console.print(
+        f"{jax.device_count()} x {machine.device}, jax {machine.jax}; {model.num_hidden_layers} layers of "
+        f"width {model.hidden_size:,}, {data.batch_size} x {data.sequence_length:,} tokens, "
+        f"{config.optimizer.name}, {config.execution.dtype}, remat {config.execution.remat}; medians of "
+        f"{options.rounds} rounds"
+    )
+    console.print(
+        f"limits of this run: {bounds.ceilings.flops / 1e12:.3g} TFLOP/s, "
+        f"{bounds.ceilings.bandwidth / 1e12:.3g} TB/s"
+    )
+    console.print(table(times, bounds, data.batch_size * data.sequence_length))
+    for sentence in sentences(times, bounds):
+        console.print(f"- {sentence}")
+    check_agreement(times)
+
+
+def prepare(config: Config, options: argparse.Namespace) -> Config:
+    """Returns the config with the batch of this machine.
+
+    Raises:
+      UserError: if the run has another loss than that of the next token, or the batch cannot be divided.
+    """
+    check_at_least(options, micro_batch=1)
+    if config.dpo.beta or config.distillation.teacher is not None:
+        raise UserError(
+            "zaya bench step measures training on the next token; set neither dpo nor distillation"
+        )
+    devices, ranks = jax.device_count(), config.execution.context_devices
+    if options.micro_batch is not None:
+        rows = options.micro_batch * config.execution.num_microbatches * devices // ranks
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=rows))
+    if config.execution.node_devices > devices:
+        config = with_execution(config, node_devices=devices)
+    check_batch_size(config.data.batch_size, config.execution.num_microbatches, devices, ranks)
+    return config
+
+
+def default_forms(config: Config) -> list[str]:
+    """Returns the sets that differ on this platform; on a CPU, where kernels are interpreted, only one."""
+    forms = FORMS[:1] if jax.default_backend() == "cpu" else FORMS
+    different: dict[tuple[str, ...], str] = {}
+    for name in forms:
+        different.setdefault(tuple(_implementations(_with_form(config, name)).values()), name)
+    return list(different.values())
+
+
+def measure(
+    config: Config, forms: Sequence[str], *, rounds: int, progress: Any = lambda _: None
+) -> list[StepTimes]:
+    """Compiles the step with each set of implementations, runs each from the initial weights, and times them
+    in turns.
+    """
+    mesh = data_mesh(
+        jax.devices(),
+        context_devices=config.execution.context_devices,
+        node_devices=config.execution.node_devices,
+    )
+    progress("compiling the steps")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        compiled = pool.map(lambda name: _compile(_with_form(config, name), mesh), forms)
+    programs = dict(zip(forms, compiled, strict=True))
+    batch = jax.device_put(_random_batch(config), batch_sharding(mesh))
+    progress("first steps")
+    firsts, state = {}, None
+    for name, program in programs.items():
+        del state  # two states need not fit
+        state, firsts[name] = program.step(_initial(config, mesh), batch)
+        jax.block_until_ready(state)
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for number in range(rounds):
+        progress(f"round {number + 1} of {rounds}")
+        for name, program in programs.items():
+            start = time.perf_counter()
+            state, metrics = program.step(state, batch)
+            jax.block_until_ready((state, metrics))
+            seconds[name].append(time.perf_counter() - start)
+    return [_times(name, program, firsts[name], seconds[name]) for name, program in programs.items()]
+
+
+def step_bounds(config: Config) -> Bounds:
+    """Returns the work of a step, the rates of this device, and the estimate of `zaya plan`."""
+    kind, devices = jax.devices()[0].device_kind, jax.device_count()
+    device = device_of_kind(kind)
+    estimate = None
+    if device is not None:
+        cluster = Cluster(device=device, nodes=1, gpus_per_node=devices)
+        estimate = sum(seconds_in_turn(step_seconds(config, cluster), PUBLISHED.product_share).values())
+    return Bounds(
+        flops=step_flops(config, devices),
+        num_bytes=memory_traffic(config, devices),
+        ceilings=measure_ceilings(jax.default_backend() == "cpu", config.execution.dtype),
+        estimate=estimate,
+    )
+
+
+def table(times: Sequence[StepTimes], bounds: Bounds, tokens: int) -> Table:
+    """Returns a table of the measured steps; tokens is their number in a step."""
+    columns = ("ms", "tokens/s", "TFLOP/s", "of bound", "memory", "by plan", "loss", "norm")
+    rows = dense_table(name_column("implementations"), *columns)
+    for each in times:
+        rows.add_row(
+            each.name,
+            f"{each.median * 1e3:,.1f}",
+            f"{tokens / each.median:,.0f}",
+            f"{bounds.flops / each.median / 1e12:.3g}",
+            f"{bounds.seconds / each.median:.1%}",
+            f"{each.num_bytes / 2**30:.2f} GiB",
+            f"{each.estimated_bytes / each.num_bytes:.2f}",
+            f"{each.loss:.4f}",
+            f"{each.gradient_norm:.4f}",
+        )
+    return rows
+
+
+def sentences(times: Sequence[StepTimes], bounds: Bounds) -> list[str]:
+    """Returns what the figures mean, one sentence each."""
+    first, *others = times
+    lines = [
+        f"the bound is {bounds.seconds * 1e3:,.1f} ms: all products, or all memory traffic, at the limits"
+    ]
+    for other in others:
+        ratios = [a / b for a, b in zip(first.seconds, other.seconds, strict=True)]
+        lines.append(
+            f"{other.name}: {statistics.median(ratios):.2f} times as fast as {first.name} (median of rounds; "
+            f"{min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    if bounds.estimate is not None:
+        lines.append(
+            f"zaya plan estimates {bounds.estimate * 1e3:,.1f} ms with products at "
+            f"{PUBLISHED.product_share:.0%} of the peak, {bounds.estimate / first.median:.2f} times what "
+            f"{first.name} takes"
+        )
+    return lines
+
+
+def check_agreement(times: Sequence[StepTimes]) -> None:
+    """Checks that the first steps have the same loss and gradient norm, within `TOLERANCE`.
+
+    Raises:
+      UserError: if they have not.
+    """
+    first = times[0]
+    for each in times:
+        for what in ("loss", "gradient_norm"):
+            ours, expected = getattr(each, what), getattr(first, what)
+            # Not "greater", because NaN is no agreement.
+            if not abs(ours - expected) <= TOLERANCE * abs(expected):
+                raise UserError(
+                    f"{what} of the first step is {ours:.6g} with {each.name} and {expected:.6g} with "
+                    f"{first.name}; they may differ by {TOLERANCE:.0%}: run zaya bench kernels to find the "
+                    "operation"
+                )
+
+
+def _with_form(config: Config, name: str) -> Config:
+    return config if name == DEFAULT else with_execution(config, implementation=name)
+
+
+def _implementations(config: Config) -> dict[str, str]:
+    named = resolve_implementations(config.execution, config.model)
+    return {operation: getattr(named, field) for field, operation in OPERATIONS.items()}
+
+
+def _compile(config: Config, mesh: Mesh) -> _Program:
+    setup = make_setup(config, mesh.size)
+    state, batch = abstract_state(config, setup, mesh), _random_batch(config)
+    step: Any = compiled_step(
+        state, setup=setup, mesh=mesh, num_microbatches=config.execution.num_microbatches
+    )
+    return _Program(config, step.lower(state, abstract(batch, batch_sharding(mesh))).compile())
+
+
+@functools.cache
+def _random_batch(config: Config) -> Batch:
+    shape = config.data.batch_size, config.data.sequence_length
+    tokens = np.random.default_rng(0).integers(1, config.model.vocab_size, shape)
+    return make_example(tokens, delimiters=NO_DELIMITERS)
+
+
+def _initial(config: Config, mesh: Mesh) -> TrainState:
+    setup = make_setup(config, mesh.size)
+    init = jax.jit(
+        functools.partial(init_state, config, setup),
+        out_shardings=shardings(abstract_state(config, setup, mesh), mesh),
+        compiler_options=compiler_options(mesh, once=True),
+    )
+    return init()
+
+
+def _times(name: str, program: _Program, first: Metrics, seconds: Sequence[float]) -> StepTimes:
+    # The arithmetic takes what the config does not name for XLA's.
+    execution = resolve_implementations(program.config.execution, program.config.model)
+    named = dataclasses.replace(program.config, execution=execution)
+    return StepTimes(
+        name=name,
+        implementations=_implementations(program.config),
+        seconds=tuple(seconds),
+        num_bytes=program.num_bytes,
+        estimated_bytes=sum(memory_by_kind(named, jax.device_count()).values()),
+        loss=float(first.loss),
+        gradient_norm=float(first.gradient_norm),
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "bench step",
+        "Measure the train step of a config on the devices of this machine, with XLA's implementations and "
+        "with the Pallas kernels, on random tokens. Compares time and memory with this device's limits and "
+        "with the arithmetic of zaya plan.",
+        (
+            "zaya bench step",
+            "zaya bench step --config=configs/zaya1_8b.py --micro-batch=4 --config.model.num_hidden_layers=8",
+            "zaya bench step --implementations xla pallas --rounds=3 --json=step.json",
+        ),
+    )
+    add_config_options(parser)
+    parser.add_argument(
+        "--implementations",
+        nargs="+",
+        choices=FORMS,
+        metavar="SET",
+        help=f"sets to compare, of {', '.join(FORMS)}; the first is the base of ratios (default: those that "
+        "differ here)",
+    )
+    parser.add_argument(
+        "--micro-batch",
+        type=int,
+        metavar="ROWS",
+        help="sequences that a device processes at a time, instead of the config's batch",
+    )
+    parser.add_argument("--rounds", default=ROUNDS, help="timed steps of each set, whose median counts")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    return parser
