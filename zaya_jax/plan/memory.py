@@ -244,7 +244,8 @@ def logits_bytes(config: Config, tokens: int) -> int:
     if implementation == "pallas":
         return item * tokens * min(cross_entropy.BLOCKS.chunk, vocabulary)
     rows = min(execution.loss_chunk, tokens)
-    return 2 * (item if implementation == "pallas+xla" else 4) * rows * vocabulary
+    # XLA keeps float32 logits; the gradient has the dtype of the products that read it.
+    return ((item if implementation == "pallas+xla" else 4) + item) * rows * vocabulary
 
 
 def gathered_expert_bytes(config: Config) -> int:
@@ -329,7 +330,11 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     # Weights and residuals are no longer needed when gradients are sent: their memory is free for the copies,
     # and later for the optimizer.
     free = state.weights + activations + working + logits + keys
-    optimizer = max(orthogonalization_bytes(config, num_devices) - free, 0)
+    matrices, own_gradients = orthogonalization_bytes(config, num_devices), state.own_gradients
+    optimizer = max(matrices - free, 0)
+    # Parts of the sum arrive during the backward pass. A single device converts its gradients after it.
+    if num_devices == 1:
+        own_gradients = max(own_gradients - max(free - matrices, 0), 0)
     return {
         "weights, float32, shard of this device": state.master,
         **({"frozen weights, shard of this device": state.frozen} if state.frozen else {}),
@@ -342,7 +347,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         ),
         f"weights, {config.execution.dtype}, full copy": state.weights,
         f"gradients, {config.execution.gradient_dtype}, full copy": state.gradients,
-        "gradients, shard of this device": state.own_gradients,
+        **({"gradients, shard of this device": own_gradients} if own_gradients else {}),
         "accumulated gradients": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "temporary arrays of a layer": working,

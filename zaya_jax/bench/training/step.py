@@ -167,7 +167,7 @@ def prepare(config: Config, options: argparse.Namespace) -> Config:
     check_at_least(options, micro_batch=1)
     if config.dpo.beta or config.distillation.teacher is not None:
         raise UserError(
-            "zaya bench step measures training on the next token; set neither dpo nor distillation"
+            "zaya bench step trains on the next token; set neither dpo.beta nor distillation.teacher"
         )
     devices, ranks = jax.device_count(), config.execution.context_devices
     if options.micro_batch is not None:
@@ -240,7 +240,7 @@ def step_bounds(config: Config) -> Bounds:
 def table(times: Sequence[StepTimes], bounds: Bounds, tokens: int) -> Table:
     """Returns a table of the measured steps; tokens is their number in a step."""
     columns = ("ms", "tokens/s", "TFLOP/s", "of bound", "memory", "by plan", "loss", "norm")
-    rows = dense_table(name_column("implementations"), *columns)
+    rows = dense_table(name_column("by"), *columns)
     for each in times:
         rows.add_row(
             each.name,
