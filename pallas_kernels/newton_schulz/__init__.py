@@ -68,6 +68,8 @@ def newton_schulz(
 def _steps(
     x_MRC: jax.Array, coefficients: tuple[tuple[float, float, float], ...], blocks: Blocks
 ) -> jax.Array:
-    for step in coefficients:
-        x_MRC = triton.step(x_MRC, step, blocks)
+    # Equal steps are traced and lowered once: an optimizer has several for each leaf.
+    step = jax.jit(functools.partial(triton.step, blocks=blocks), static_argnums=1)
+    for each in coefficients:
+        x_MRC = step(x_MRC, each)
     return x_MRC

@@ -61,7 +61,7 @@ def test_the_command_prints_and_writes_the_figures(tmp_path, capsys):
     words = [*SMALL, "--micro-batch=2", "--rounds=1", f"--json={file}", "--config.execution.node_devices=8"]
     step.main(words)
     out = capsys.readouterr().out
-    assert "2 layers of width 32, 2 x 16 tokens" in out
+    assert "2 layers of width 32, 2 x 16 tokens, muon" in out
     assert "the bound is" in out
     written = json.loads(file.read_text())
     (times,) = written["steps"]

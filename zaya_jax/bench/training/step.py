@@ -113,6 +113,7 @@ class _Program:
 
     @property
     def num_bytes(self) -> int:
+        # As the compiler planned it. The allocator's own numbers would include the ceilings' arrays.
         memory = self.step.memory_analysis()
         return Memory(
             arguments=memory.argument_size_in_bytes,
@@ -131,31 +132,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options, overrides = _parser().parse_with_fields(argv)
     check_at_least(options, rounds=1)
+    # Before minutes of compiling.
     check_outputs(json_file=options.json)
     config = prepare(config_of_phase(load_config(options.config, overrides)), options)
-    console = Console(soft_wrap=True, highlight=False)
     forms = options.implementations or default_forms(config)
+    # Soft-wrapped, so that a file with the output has one line per sentence.
+    console = Console(soft_wrap=True, highlight=False)
     with console.status("measuring the limits of this device") as status:
+        # First, while the device's memory is empty: the passes over memory need large arrays.
         bounds = step_bounds(config)
         times = measure(config, forms, rounds=options.rounds, progress=status.update)
+    # Written and printed before the results are compared, so that nothing is lost if they differ.
     machine = this_machine()
     values = {"machine": dataclasses.asdict(machine), "bounds": dataclasses.asdict(bounds)}
     write_json(options.json, values | {"steps": [dataclasses.asdict(each) for each in times]})
-    model, data = config.model, config.data
+    console.print(f"{describe(config)} on {jax.device_count()} x {machine.device} with jax {machine.jax}")
+    limits = bounds.ceilings
     console.print(
-        f"{jax.device_count()} x {machine.device}, jax {machine.jax}; {model.num_hidden_layers} layers of "
-        f"width {model.hidden_size:,}, {data.batch_size} x {data.sequence_length:,} tokens, "
-        f"{config.optimizer.name}, {config.execution.dtype}, remat {config.execution.remat}; medians of "
-        f"{options.rounds} rounds"
+        f"medians of {options.rounds} rounds; limits of this run: {limits.flops / 1e12:.3g} TFLOP/s, "
+        f"{limits.bandwidth / 1e12:.3g} TB/s"
     )
-    console.print(
-        f"limits of this run: {bounds.ceilings.flops / 1e12:.3g} TFLOP/s, "
-        f"{bounds.ceilings.bandwidth / 1e12:.3g} TB/s"
-    )
-    console.print(table(times, bounds, data.batch_size * data.sequence_length))
+    console.print(table(times, bounds, config.data.batch_size * config.data.sequence_length))
     for sentence in sentences(times, bounds):
         console.print(f"- {sentence}")
     check_agreement(times)
+
+
+def describe(config: Config) -> str:
+    """Returns what decides the work of a step, in one line."""
+    model, data = config.model, config.data
+    return (
+        f"{model.num_hidden_layers} layers of width {model.hidden_size:,}, {data.batch_size} x "
+        f"{data.sequence_length:,} tokens, {config.optimizer.name}, {config.execution.dtype}, remat "
+        f"{config.execution.remat},"
+    )
 
 
 def prepare(config: Config, options: argparse.Namespace) -> Config:
@@ -171,8 +181,10 @@ def prepare(config: Config, options: argparse.Namespace) -> Config:
         )
     devices, ranks = jax.device_count(), config.execution.context_devices
     if options.micro_batch is not None:
+        # The number of microbatches is the config's.
         rows = options.micro_batch * config.execution.num_microbatches * devices // ranks
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=rows))
+    # A preset for nodes of eight GPUs also runs on one.
     if config.execution.node_devices > devices:
         config = with_execution(config, node_devices=devices)
     check_batch_size(config.data.batch_size, config.execution.num_microbatches, devices, ranks)
@@ -182,6 +194,7 @@ def prepare(config: Config, options: argparse.Namespace) -> Config:
 def default_forms(config: Config) -> list[str]:
     """Returns the sets that differ on this platform; on a CPU, where kernels are interpreted, only one."""
     forms = FORMS[:1] if jax.default_backend() == "cpu" else FORMS
+    # On a platform without measurements the default is XLA's code.
     different: dict[tuple[str, ...], str] = {}
     for name in forms:
         different.setdefault(tuple(_implementations(_with_form(config, name)).values()), name)
@@ -200,11 +213,13 @@ def measure(
         node_devices=config.execution.node_devices,
     )
     progress("compiling the steps")
+    # XLA releases Python's lock, so that the programs compile at the same time.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         compiled = pool.map(lambda name: _compile(_with_form(config, name), mesh), forms)
     programs = dict(zip(forms, compiled, strict=True))
     batch = jax.device_put(_random_batch(config), batch_sharding(mesh))
     progress("first steps")
+    # Before any step changes the weights, so that all programs start from the same ones.
     firsts, state = {}, None
     for name, program in programs.items():
         del state  # two states need not fit
@@ -213,6 +228,7 @@ def measure(
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
+        # In turns, so that changes of the clock affect all programs.
         for name, program in programs.items():
             start = time.perf_counter()
             state, metrics = program.step(state, batch)
@@ -225,6 +241,8 @@ def step_bounds(config: Config) -> Bounds:
     """Returns the work of a step, the rates of this device, and the estimate of `zaya plan`."""
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     device = device_of_kind(kind)
+    # The arithmetic of a step does not know implementations: all have the same useful work.
+    # Other devices have limits that are measured here, but no data sheet.
     estimate = None
     if device is not None:
         cluster = Cluster(device=device, nodes=1, gpus_per_node=devices)
@@ -258,6 +276,7 @@ def table(times: Sequence[StepTimes], bounds: Bounds, tokens: int) -> Table:
 
 def sentences(times: Sequence[StepTimes], bounds: Bounds) -> list[str]:
     """Returns what the figures mean, one sentence each."""
+    # Ratios are of the same round, a second or less apart.
     first, *others = times
     lines = [
         f"the bound is {bounds.seconds * 1e3:,.1f} ms: all products, or all memory traffic, at the limits"
@@ -297,15 +316,18 @@ def check_agreement(times: Sequence[StepTimes]) -> None:
 
 
 def _with_form(config: Config, name: str) -> Config:
+    # An operation whose implementation the config names keeps it.
     return config if name == DEFAULT else with_execution(config, implementation=name)
 
 
 def _implementations(config: Config) -> dict[str, str]:
+    # The names that are compiled, not the None that the config may have.
     named = resolve_implementations(config.execution, config.model)
     return {operation: getattr(named, field) for field, operation in OPERATIONS.items()}
 
 
 def _compile(config: Config, mesh: Mesh) -> _Program:
+    # Only shapes: the state is created once all programs are compiled.
     setup = make_setup(config, mesh.size)
     state, batch = abstract_state(config, setup, mesh), _random_batch(config)
     step: Any = compiled_step(
@@ -316,6 +338,7 @@ def _compile(config: Config, mesh: Mesh) -> _Program:
 
 @functools.cache
 def _random_batch(config: Config) -> Batch:
+    # Whole windows without padding, which is the most work that a batch can have.
     shape = config.data.batch_size, config.data.sequence_length
     tokens = np.random.default_rng(0).integers(1, config.model.vocab_size, shape)
     return make_example(tokens, delimiters=NO_DELIMITERS)
@@ -323,6 +346,7 @@ def _random_batch(config: Config) -> Batch:
 
 def _initial(config: Config, mesh: Mesh) -> TrainState:
     setup = make_setup(config, mesh.size)
+    # One program, as in a run: the weights are sharded as they are drawn.
     init = jax.jit(
         functools.partial(init_state, config, setup),
         out_shardings=shardings(abstract_state(config, setup, mesh), mesh),
