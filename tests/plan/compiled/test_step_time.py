@@ -237,3 +237,15 @@ def test_kernels_of_pallas_count():
     works = model_step(Program(PALLAS), CLUSTER).works
     assert works["attention's scores and values"].flops == 4 * 8 * 4096**2 * 128 * 2
     assert works["experts"].flops == 2 * 16384 * 2048 * 4096
+
+
+def test_products_in_pallas_kernels_may_be_slower_than_others():
+    def seconds(rate):
+        case = dataclasses.replace(PUBLISHED, product_share=1e-3, kernel_rate=rate)
+        return model_step(Program(PALLAS), CLUSTER.in_case(case)).seconds
+
+    assert seconds(0.25) == pytest.approx(4 * seconds(1.0))
+    # Products of the library keep their rate.
+    case = dataclasses.replace(PUBLISHED, product_share=0.5, kernel_rate=0.25)
+    text = TEXT.format(trips=10, start="", done="")
+    assert model_step(Program(text), CLUSTER.in_case(case)) == modelled(start="", done="")

@@ -22,10 +22,15 @@ def kernel_flops(program: Program, instruction: Instruction, computation: str) -
             for name in instruction.called
             for inner in program.computations.get(name, ())
         )
-    if instruction.opcode == "custom-call" and _TRITON in instruction.attributes:
+    if is_pallas(instruction):
         operands = [shapes[name][0].sizes for name in instruction.operands if shapes.get(name)]
         return _of_pallas(_name(instruction), operands, instruction.shapes[0].sizes)
     return matrix_product(instruction, shapes)[0]
+
+
+def is_pallas(instruction: Instruction) -> bool:
+    """Returns whether an instruction is a Pallas kernel, not one that XLA generated or called."""
+    return instruction.opcode == "custom-call" and _TRITON in instruction.attributes
 
 
 def _of_pallas(name: str, operands: list[tuple[int, ...]], made: tuple[int, ...]) -> float:

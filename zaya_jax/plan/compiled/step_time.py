@@ -1,4 +1,4 @@
-"""A model of the time of a compiled step, not validated on hardware.
+"""A model of the time of a compiled step. docs/validation.md compares it with one H200, not with MI300X.
 
 Kernels run one after the other in the scheduled order. Each takes the longer of its operations at a share of
 the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, and take the time
@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 from zaya_jax.plan.compiled.hlo import COLLECTIVES, Instruction, Program, in_scope, total_bytes
-from zaya_jax.plan.compiled.kernel_work import kernel_flops
+from zaya_jax.plan.compiled.kernel_work import is_pallas, kernel_flops
 from zaya_jax.plan.compiled.traffic import instruction_bytes
 from zaya_jax.plan.devices import Cluster
 
@@ -248,8 +248,9 @@ class _Replay:
     def _compute(self, instruction: Instruction, computation: str, weight: float) -> None:
         num_bytes = instruction_bytes(self._program, instruction, computation)
         flops = kernel_flops(self._program, instruction, computation)
+        rate = self._flops * (self._cluster.case.kernel_rate if is_pallas(instruction) else 1.0)
         # Roofline: the longer of compute and memory time.
-        seconds = max(flops / self._flops, num_bytes / self._bandwidth)
+        seconds = max(flops / rate, num_bytes / self._bandwidth)
         if not seconds:
             return
         self.now += seconds

@@ -50,7 +50,8 @@ _ASSUMED = (
     f"{1e6 * OPTIMISTIC.network_step_seconds:.3g} us. pessimistic: the slowest cluster that AMD's suite "
     "accepts, always one collective at a time, all-to-alls "
     f"{PESSIMISTIC.all_to_all_slowdown:.3g} times as long as rings, "
-    f"{1e6 * PESSIMISTIC.network_step_seconds:.3g} us. --measured replaces published times by yours; for "
+    f"{1e6 * PESSIMISTIC.network_step_seconds:.3g} us, products in our kernels at "
+    f"{PESSIMISTIC.kernel_rate:.0%} of the library's rate. --measured replaces published times by yours; for "
     "the cost of failures see zaya plan failures"
 )
 
