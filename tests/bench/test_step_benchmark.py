@@ -111,6 +111,7 @@ def test_results_that_differ_are_an_error(value):
             ["--config.dpo.beta=0.1", "--config.train.init_from=runs/sft"],
             "zaya bench step trains on the next token",
         ),
+        (["--config.watch.checksums=True"], "watch.checksums is True; zaya bench step repeats one batch"),
         (["--micro-batch=0"], "--micro-batch is 0; it must be at least 1"),
         (["--rounds=0"], "--rounds is 0; it must be at least 1"),
         (["--config.data.batch_size=3", "--config.execution.num_microbatches=2"], "batch_size is 3"),

@@ -176,7 +176,7 @@ def _relative(result: jax.Array, expected: jax.Array) -> float:
 
 def measure_ceilings(on_cpu: bool, dtype: str = "bfloat16") -> Ceilings:
     """Measures the rates of a square product of a dtype, and of reading and writing a large array."""
-    # On a GPU sizes that saturate it; larger arrays than any cache.
-    side, array_bytes = (256, 2**22) if on_cpu else (8192, 2**31)
+    # Sizes that saturate the device; larger arrays than any cache.
+    side, array_bytes = (1024, 2**26) if on_cpu else (8192, 2**31)
     (product,) = product_times([Gemm(name="ceiling", rows=side, depth=side, columns=side)], dtype)
     return Ceilings(product.rate, pass_time("scale", array_bytes).bandwidth)

@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(f"{describe(config)} on {jax.device_count()} x {machine.device} with jax {machine.jax}")
     limits = bounds.ceilings
     console.print(
-        f"medians of {options.rounds} rounds; limits of this run: {limits.flops / 1e12:.3g} TFLOP/s, "
+        f"median of rounds: {options.rounds}; limits of this run: {limits.flops / 1e12:.3g} TFLOP/s, "
         f"{limits.bandwidth / 1e12:.3g} TB/s"
     )
     console.print(table(times, bounds, config.data.batch_size * config.data.sequence_length))
@@ -172,13 +172,17 @@ def prepare(config: Config, options: argparse.Namespace) -> Config:
     """Returns the config with the batch of this machine.
 
     Raises:
-      UserError: if the run has another loss than that of the next token, or the batch cannot be divided.
+      UserError: if the run has another loss than that of the next token, or checksums of its batches, or the
+        batch cannot be divided.
     """
     check_at_least(options, micro_batch=1)
     if config.dpo.beta or config.distillation.teacher is not None:
         raise UserError(
             "zaya bench step trains on the next token; set neither dpo.beta nor distillation.teacher"
         )
+    if config.watch.checksums:
+        # The same batch is used again and again, and the step would find its rows in the wrong place.
+        raise UserError("watch.checksums is True; zaya bench step repeats one batch, so set it to False")
     devices, ranks = jax.device_count(), config.execution.context_devices
     if options.micro_batch is not None:
         # The number of microbatches is the config's.
@@ -250,9 +254,17 @@ def step_bounds(config: Config) -> Bounds:
     return Bounds(
         flops=step_flops(config, devices),
         num_bytes=memory_traffic(config, devices),
-        ceilings=measure_ceilings(jax.default_backend() == "cpu", config.execution.dtype),
+        ceilings=_ceilings(config.execution.dtype),
         estimate=estimate,
     )
+
+
+def _ceilings(dtype: str) -> Ceilings:
+    """Returns the limits of this device for a step with products of a dtype."""
+    if jax.default_backend() != "cpu":
+        return measure_ceilings(False, dtype)
+    # On a CPU, products of float32 are faster than those of bfloat16, and every step has some.
+    return max((measure_ceilings(True, each) for each in (dtype, "float32")), key=lambda each: each.flops)
 
 
 def table(times: Sequence[StepTimes], bounds: Bounds, tokens: int) -> Table:
