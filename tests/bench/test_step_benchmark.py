@@ -2,21 +2,25 @@
 
 import dataclasses
 import json
-import math
 
 import jax
 import pytest
 from rich.console import Console
 
 from zaya_jax.bench.kernels.kernel_times import Ceilings
-from zaya_jax.bench.training import step
-from zaya_jax.bench.training.step import Bounds, StepTimes
+from zaya_jax.bench.training import step, step_runs
+from zaya_jax.bench.training.step import Bounds
+from zaya_jax.bench.training.step_runs import StepTimes
 from zaya_jax.errors import UserError
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.plan.arithmetic import step_seconds
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import DEVICES, H100, device_of_kind
+from zaya_jax.plan.memory import memory_by_kind
+from zaya_jax.plan.shares import for_platform
+from zaya_jax.train.compiled_programs import make_programs
+from zaya_jax.train.step.state import init_state, make_setup
 
 SMALL = [
     "--config.model.hidden_size=32",
@@ -41,19 +45,19 @@ def small(*words):
     return load_config("configs/tiny.py", [*SMALL, *words])
 
 
-def test_the_measured_step_is_that_of_training(tmp_path):
-    """Its first loss is that of the same initial weights and batch, computed by the step itself."""
+def test_the_measured_step_is_that_of_training():
+    """Its first loss is that of the initial weights, which the program of evaluations computes."""
     config = small("--config.data.batch_size=2")
-    (times,) = step.measure(config, ["default"], rounds=2)
+    (times,) = step_runs.measure(config, ["default"], rounds=2)
     assert len(times.seconds) == 2
     assert min(times.seconds) > 0
     assert times.implementations["cca"] == "xla"
-    mesh = data_mesh(jax.devices())
-    program = step._compile(config, mesh)
-    _, metrics = program.step(step._initial(config, mesh), step._random_batch(config))
-    assert (times.loss, times.gradient_norm) == (float(metrics.loss), float(metrics.gradient_norm))
-    assert times.loss == pytest.approx(math.log(2048), rel=0.1)  # random tokens
-    assert 0.5 < times.estimated_bytes / times.num_bytes < 2
+    mesh, setup = data_mesh(jax.devices()), make_setup(config)
+    state = init_state(config, setup)
+    programs = make_programs(state, setup=setup, mesh=mesh)
+    sums = programs.evaluate(state, step_runs.random_batch(config))
+    assert times.loss == pytest.approx(float(sums.loss / sums.num_targets), rel=1e-6)
+    assert times.estimated_bytes == sum(memory_by_kind(for_platform(config, "cpu"), 1).values())
 
 
 def test_the_command_prints_and_writes_the_figures(tmp_path, capsys):
@@ -99,9 +103,9 @@ def test_memory_traffic_can_be_the_bound():
 
 @pytest.mark.parametrize("value", [5.2, float("nan")])
 def test_results_that_differ_are_an_error(value):
-    step.check_agreement([TIMES, FAST])
+    step_runs.check_agreement([TIMES, FAST])
     with pytest.raises(UserError, match=r"loss of the first step is .* with pallas and 5 with xla"):
-        step.check_agreement([TIMES, dataclasses.replace(FAST, loss=value)])
+        step_runs.check_agreement([TIMES, dataclasses.replace(FAST, loss=value)])
 
 
 @pytest.mark.parametrize(
@@ -123,13 +127,13 @@ def test_bad_options_are_refused_before_anything_is_compiled(words, sentence):
 
 
 def test_a_cpu_compares_nothing_by_default():
-    assert step.default_forms(small()) == ["default"]
+    assert step_runs.default_forms(small()) == ["default"]
 
 
 def test_equal_sets_are_measured_once(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     # The devices are still those of a CPU, whose default is XLA.
-    assert step.default_forms(small()) == ["default", "pallas"]
+    assert step_runs.default_forms(small()) == ["default", "pallas"]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def compare(
             f"{case.name}: results differ from the kernel's: {', '.join(wrong)}; "
             f"{case.tolerance:.1e} is allowed"
         )
-    seconds = repeated_seconds([functools.partial(_repeat, call) for call in calls.values()], rounds=rounds)
+    times = repeated_seconds([functools.partial(_repeat, call) for call in calls.values()], rounds=rounds)
     return [
         [
             name,
@@ -133,7 +133,7 @@ def compare(
             f"{ceilings.share(work, seconds):.1%}",
             f"{differences[name]:.1e}",
         ]
-        for name, seconds in zip(calls, seconds, strict=True)
+        for name, seconds in zip(calls, times, strict=True)
     ]
 
 

@@ -1,85 +1,35 @@
 """`zaya bench step`: time, memory and result of a train step on this machine, by implementation.
 
-The step is that of `zaya train`, compiled once for each set of implementations. The first steps from the
-initial weights are compared. Then all programs take turns on one training state, which does not depend on the
-implementation.
+The step is that of `zaya train`, compiled once for each set of implementations. Times and memory are printed
+next to this device's limits and the estimates of `zaya plan`.
 """
 
 import argparse
-import concurrent.futures
 import dataclasses
-import functools
 import statistics
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.kernels.kernel_times import Ceilings, measure_ceilings
 from zaya_jax.bench.results import this_machine, write_json
+from zaya_jax.bench.training.step_runs import FORMS, StepTimes, check_agreement, default_forms, measure
 from zaya_jax.config import Config
-from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
-from zaya_jax.data.reading.batch import Batch, make_example
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser, add_config_options, check_at_least, load_config
-from zaya_jax.parallel.mesh import batch_sharding, check_batch_size, data_mesh
+from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.plan.arithmetic import memory_traffic, seconds_in_turn, step_flops, step_seconds
 from zaya_jax.plan.cases import PUBLISHED
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import device_of_kind
-from zaya_jax.plan.memory import memory_by_kind
 from zaya_jax.plan.output.picture import check_outputs
-from zaya_jax.plan.rocm.compiler import Memory
 from zaya_jax.plan.shares import with_execution
-from zaya_jax.platform.compiler import compiler_options
-from zaya_jax.pytree import abstract
 from zaya_jax.text_tables import dense_table, name_column
-from zaya_jax.train.compiled_programs import compiled_step
-from zaya_jax.train.implementations import OPERATIONS, resolve_implementations
-from zaya_jax.train.step.state import TrainState, abstract_state, init_state, make_setup, shardings
-from zaya_jax.train.step.train_step import Metrics
 
-DEFAULT = "default"
-FORMS = (DEFAULT, "xla", "pallas")
-"""Sets of implementations: the defaults of the platform, all of XLA, and all Pallas kernels."""
 ROUNDS = 7
-TOLERANCE = 0.01
-"""Largest relative difference of the first step's loss and gradient norm: in bfloat16, rounding decides which
-expert some tokens get."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """A measured train step.
-
-    Attributes:
-      name: name of the set of implementations.
-      implementations: implementation of each operation.
-      seconds: time of the step in each round.
-      num_bytes: bytes that the program needs on a device.
-      estimated_bytes: the same by the arithmetic of `zaya plan`.
-      loss: loss of the first step.
-      gradient_norm: gradient norm of the first step.
-    """
-
-    name: str
-    implementations: Mapping[str, str]
-    seconds: tuple[float, ...]
-    num_bytes: int
-    estimated_bytes: int
-    loss: float
-    gradient_norm: float
-
-    @property
-    def median(self) -> float:
-        """Median of the seconds."""
-        return statistics.median(self.seconds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,26 +52,6 @@ class Bounds:
     def seconds(self) -> float:
         """The longer of the times of products and of memory, at the rates of this run."""
         return max(self.flops / self.ceilings.flops, self.num_bytes / self.ceilings.bandwidth)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Program:
-    """A compiled step, and the config with its implementations."""
-
-    config: Config
-    step: Any
-
-    @property
-    def num_bytes(self) -> int:
-        # As the compiler planned it. The allocator's own numbers would include the ceilings' arrays.
-        memory = self.step.memory_analysis()
-        return Memory(
-            arguments=memory.argument_size_in_bytes,
-            outputs=memory.output_size_in_bytes,
-            aliased=memory.alias_size_in_bytes,
-            temporaries=memory.temp_size_in_bytes,
-            code=memory.generated_code_size_in_bytes,
-        ).total
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -195,52 +125,6 @@ def prepare(config: Config, options: argparse.Namespace) -> Config:
     return config
 
 
-def default_forms(config: Config) -> list[str]:
-    """Returns the sets that differ on this platform; on a CPU, where kernels are interpreted, only one."""
-    forms = FORMS[:1] if jax.default_backend() == "cpu" else FORMS
-    # On a platform without measurements the default is XLA's code.
-    different: dict[tuple[str, ...], str] = {}
-    for name in forms:
-        different.setdefault(tuple(_implementations(_with_form(config, name)).values()), name)
-    return list(different.values())
-
-
-def measure(
-    config: Config, forms: Sequence[str], *, rounds: int, progress: Any = lambda _: None
-) -> list[StepTimes]:
-    """Compiles the step with each set of implementations, runs each from the initial weights, and times them
-    in turns.
-    """
-    mesh = data_mesh(
-        jax.devices(),
-        context_devices=config.execution.context_devices,
-        node_devices=config.execution.node_devices,
-    )
-    progress("compiling the steps")
-    # XLA releases Python's lock, so that the programs compile at the same time.
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        compiled = pool.map(lambda name: _compile(_with_form(config, name), mesh), forms)
-    programs = dict(zip(forms, compiled, strict=True))
-    batch = jax.device_put(_random_batch(config), batch_sharding(mesh))
-    progress("first steps")
-    # Before any step changes the weights, so that all programs start from the same ones.
-    firsts, state = {}, None
-    for name, program in programs.items():
-        del state  # two states need not fit
-        state, firsts[name] = program.step(_initial(config, mesh), batch)
-        jax.block_until_ready(state)
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for number in range(rounds):
-        progress(f"round {number + 1} of {rounds}")
-        # In turns, so that changes of the clock affect all programs.
-        for name, program in programs.items():
-            start = time.perf_counter()
-            state, metrics = program.step(state, batch)
-            jax.block_until_ready((state, metrics))
-            seconds[name].append(time.perf_counter() - start)
-    return [_times(name, program, firsts[name], seconds[name]) for name, program in programs.items()]
-
-
 def step_bounds(config: Config) -> Bounds:
     """Returns the work of a step, the rates of this device, and the estimate of `zaya plan`."""
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
@@ -306,80 +190,6 @@ def sentences(times: Sequence[StepTimes], bounds: Bounds) -> list[str]:
             f"{first.name} takes"
         )
     return lines
-
-
-def check_agreement(times: Sequence[StepTimes]) -> None:
-    """Checks that the first steps have the same loss and gradient norm, within `TOLERANCE`.
-
-    Raises:
-      UserError: if they have not.
-    """
-    first = times[0]
-    for each in times:
-        for what in ("loss", "gradient_norm"):
-            ours, expected = getattr(each, what), getattr(first, what)
-            # Not "greater", because NaN is no agreement.
-            if not abs(ours - expected) <= TOLERANCE * abs(expected):
-                raise UserError(
-                    f"{what} of the first step is {ours:.6g} with {each.name} and {expected:.6g} with "
-                    f"{first.name}; they may differ by {TOLERANCE:.0%}: run zaya bench kernels to find the "
-                    "operation"
-                )
-
-
-def _with_form(config: Config, name: str) -> Config:
-    # An operation whose implementation the config names keeps it.
-    return config if name == DEFAULT else with_execution(config, implementation=name)
-
-
-def _implementations(config: Config) -> dict[str, str]:
-    # The names that are compiled, not the None that the config may have.
-    named = resolve_implementations(config.execution, config.model)
-    return {operation: getattr(named, field) for field, operation in OPERATIONS.items()}
-
-
-def _compile(config: Config, mesh: Mesh) -> _Program:
-    # Only shapes: the state is created once all programs are compiled.
-    setup = make_setup(config, mesh.size)
-    state, batch = abstract_state(config, setup, mesh), _random_batch(config)
-    step: Any = compiled_step(
-        state, setup=setup, mesh=mesh, num_microbatches=config.execution.num_microbatches
-    )
-    return _Program(config, step.lower(state, abstract(batch, batch_sharding(mesh))).compile())
-
-
-@functools.cache
-def _random_batch(config: Config) -> Batch:
-    # Whole windows without padding, which is the most work that a batch can have.
-    shape = config.data.batch_size, config.data.sequence_length
-    tokens = np.random.default_rng(0).integers(1, config.model.vocab_size, shape)
-    return make_example(tokens, delimiters=NO_DELIMITERS)
-
-
-def _initial(config: Config, mesh: Mesh) -> TrainState:
-    setup = make_setup(config, mesh.size)
-    # One program, as in a run: the weights are sharded as they are drawn.
-    init = jax.jit(
-        functools.partial(init_state, config, setup),
-        out_shardings=shardings(abstract_state(config, setup, mesh), mesh),
-        compiler_options=compiler_options(mesh, once=True),
-    )
-    return init()
-
-
-def _times(name: str, program: _Program, first: Metrics, seconds: Sequence[float]) -> StepTimes:
-    # The arithmetic takes what the config does not name for XLA's.
-    execution = resolve_implementations(program.config.execution, program.config.model)
-    named = dataclasses.replace(program.config, execution=execution)
-    return StepTimes(
-        name=name,
-        implementations=_implementations(program.config),
-        seconds=tuple(seconds),
-        num_bytes=program.num_bytes,
-        estimated_bytes=sum(memory_by_kind(named, jax.device_count()).values()),
-        loss=float(first.loss),
-        gradient_norm=float(first.gradient_norm),
-    )
 
 
 def _parser() -> Parser:

@@ -60,6 +60,18 @@ class Memory:
     temporaries: int
     code: int
 
+    @classmethod
+    def of(cls, compiled: Any) -> "Memory":
+        """Returns the memory that XLA has planned for a compiled program."""
+        planned = compiled.memory_analysis()
+        return cls(
+            arguments=planned.argument_size_in_bytes,
+            outputs=planned.output_size_in_bytes,
+            aliased=planned.alias_size_in_bytes,
+            temporaries=planned.temp_size_in_bytes,
+            code=planned.generated_code_size_in_bytes,
+        )
+
     @property
     def total(self) -> int:
         """Total bytes that exist at the same time."""

@@ -94,17 +94,10 @@ def compile_job(job: Job, folder: pathlib.Path) -> dict[str, Any]:
     # The dump contains the memory report and the launch sizes, which no API returns.
     compiled = lowered.compile(compiler_options={"xla_dump_to": str(dump)} | job.compiler_options)
     finished = time.monotonic()
-    memory = compiled.memory_analysis()
     # XLA writes a report per module; the largest one is the train step's.
     reports = sorted(dump.glob(f"*{REPORT}"), key=lambda path: path.stat().st_size)
     return {
-        "memory": Memory(
-            arguments=memory.argument_size_in_bytes,
-            outputs=memory.output_size_in_bytes,
-            aliased=memory.alias_size_in_bytes,
-            temporaries=memory.temp_size_in_bytes,
-            code=memory.generated_code_size_in_bytes,
-        ),
+        "memory": Memory.of(compiled),
         "kernels": tuple(read_kernels(folder / "code", dump)),
         "hlo": compiled.as_text(),
         "buffers": reports[-1].read_text() if reports else "",
