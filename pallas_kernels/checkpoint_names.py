@@ -5,5 +5,7 @@ The operations assign them, because only they know which of their results are ex
 
 KEPT = "kept"
 """Results of attention, convolutions and expert products, and the residuals that their gradients need."""
+PRODUCT = "product"
+"""Results of products with weights, except those of experts."""
 STREAM = "stream"
 """The residual stream between a layer's two blocks."""

@@ -1,10 +1,16 @@
-"""Matrix products that multiply float32 operands in float32, on every platform.
+"""Matrix products that multiply float32 operands in float32, and add in float32, on every platform.
 
 JAX's default precision lets GPUs round float32 operands first: to tf32 on NVIDIA, to xf32 on MI300X, both
 with 10 bits of mantissa. Errors then reach 6e-4 where float32 promises 1e-7. All matrix products here and in
 `zaya_jax` go through these functions; derivatives inherit the precision.
+
+On CPUs a product of bfloat16 operands is asked for in float32 and then rounded. XLA has fast routines for
+such products only: a product of 2,048 x 512 x 1,024 ran at 416 GFLOP/s, at 199 with a bfloat16 result, and at
+210 in float32 (2 cores of an AMD EPYC with AVX512-BF16).
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,7 +36,7 @@ def matmul(a: jax.Array, b: jax.Array, *, dtype: Any = None) -> jax.Array:
       b: right factors, [..., D, F].
       dtype: type of the accumulation and of the result; None for that of the operands.
     """
-    return jnp.matmul(a, b, preferred_element_type=dtype, precision=precision_of(a, b))
+    return _multiply(jnp.matmul, a, b, dtype)
 
 
 def einsum(letters: str, a: jax.Array, b: jax.Array, *, dtype: Any = None) -> jax.Array:
@@ -42,4 +48,19 @@ def einsum(letters: str, a: jax.Array, b: jax.Array, *, dtype: Any = None) -> ja
       b: second operand, of the shape that the subscripts say.
       dtype: type of the accumulation and of the result; None for that of the operands.
     """
-    return jnp.einsum(letters, a, b, preferred_element_type=dtype, precision=precision_of(a, b))
+    return _multiply(functools.partial(jnp.einsum, letters), a, b, dtype)
+
+
+def _multiply(product: Callable[..., jax.Array], a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    multiply = functools.partial(product, precision=precision_of(a, b))
+    result = jnp.result_type(a, b) if dtype is None else dtype
+    if not a.dtype == b.dtype == result == jnp.bfloat16:
+        return multiply(a, b, preferred_element_type=dtype)
+
+    def rounded_once(a: jax.Array, b: jax.Array) -> jax.Array:
+        return multiply(a, b, preferred_element_type=jnp.float32).astype(result)
+
+    # GPUs add in float32 anyway, and write a bfloat16 result without a pass of its own.
+    return lax.platform_dependent(
+        a, b, cpu=rounded_once, default=functools.partial(multiply, preferred_element_type=dtype)
+    )

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.fusion import entry_in_loop
 from pallas_kernels.grouped_matmul.operands import Operands
 from pallas_kernels.precision import matmul
 from pallas_kernels.product.xla import product_in_place, transposed_product
@@ -147,7 +148,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any, after: jax.Array) -> jax.Array:
 
 
 def _multiply(rows: jax.Array, stack_MDF: jax.Array, matrix: jax.Array) -> jax.Array:
-    return matmul(rows, lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False))
+    return matmul(rows, entry_in_loop(stack_MDF, matrix))
 
 
 def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -173,7 +174,7 @@ def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Ar
             if blocks.whole:  # the group's last block came first, and has initialized the sum
                 sum_DF = sum_DF + lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False)
             sums_EDF = lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, group, axis=0)
-            matrix_DF = lax.dynamic_index_in_dim(stack_MDF, first_matrix + group, keepdims=False)
+            matrix_DF = entry_in_loop(stack_MDF, first_matrix + group)
             return _write(grad_rows_PD, matmul(grads, matrix_DF.T), start, mask), sums_EDF
 
         sums = lax.fori_loop(0, blocks.num, step, sums)

@@ -8,7 +8,9 @@ Letters: A products in a batch, P rows, D inputs, F outputs.
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
+from pallas_kernels.checkpoint_names import PRODUCT
 from pallas_kernels.product.quantized import AnyMatrix, QuantizedMatrix, dequantize, quantize
 from pallas_kernels.product.stack import Matrix, StackedMatrix, in_stack, own_matrix
 from pallas_kernels.product.xla import product_xla
@@ -23,10 +25,10 @@ def product(x: jax.Array, kernel: Matrix, *, dtype: Any = None) -> jax.Array:
       dtype: dtype of the result; None for that of the operands. Sums are at least as wide.
 
     Returns:
-      Products, [*A, P, F].
+      Products, [*A, P, F], with the checkpoint name `PRODUCT`.
     """
     if isinstance(kernel, StackedMatrix):
         out: Any = product_xla(x, kernel.own, kernel.stack, kernel.number, dtype)
     else:
         out = product_xla(x, kernel, None, None, dtype)
-    return out
+    return checkpoint_name(out, PRODUCT)

@@ -198,7 +198,6 @@ def changed_matrices(declared: Mapping[str, Weight], weights: Mapping, adapters:
 
 def changed_matrices_of_layer(config: ModelConfig, weights: Mapping, adapters: Mapping) -> dict[str, Any]:
     """`changed_matrices` for one layer, whose weights and adapters have no axis L, in the weights' types."""
-    # A stack of one layer makes it a batched product, which the remat policy "products" does not keep.
     stacks = jax.tree.map(lambda x: x[None], (weights, adapters))
     changed, flat = changed_matrices(flatten_weights(declare(config)), *stacks), _by_path(weights)
     # Only the sum is rounded: in bfloat16 a small update would be lost before the addition.

@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.fusion import entry_in_loop
 from pallas_kernels.product import StackedMatrix, in_stack
 from zaya_jax.config import HYBRID_SLIDING, ModelConfig
 from zaya_jax.model.adapters import ADAPTERS, changed_matrices_of_layer, replaced
@@ -71,12 +72,20 @@ def layer_inputs(
     )
 
 
-def in_stacks(layer: LayerInput, layers: LayerInput) -> LayerInput:
-    """Inputs of a layer, with matrices as references into the stacks of all layers."""
+def in_stacks(layer: LayerInput, layers: LayerInput, *, has_gradient: bool = True) -> LayerInput:
+    """Inputs of a layer, with matrices as references into the stacks of all layers.
+
+    Args:
+      layer: inputs of the layer, from the loop over layers.
+      layers: inputs of all layers.
+      has_gradient: whether the program differentiates.
+    """
 
     # Vectors are sliced: copies of them are cheap.
     def place(own: jax.Array, stack: jax.Array) -> jax.Array | StackedMatrix:
-        return in_stack(own, stack, layer.number) if own.ndim >= 2 else own
+        if own.ndim < 2:
+            return own
+        return in_stack(own if has_gradient else entry_in_loop(stack, layer.number), stack, layer.number)
 
     return dataclasses.replace(layer, weights=jax.tree.map(place, layer.weights, layers.weights))
 

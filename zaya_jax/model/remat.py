@@ -11,17 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.checkpoint_names import KEPT, STREAM
+from pallas_kernels.checkpoint_names import KEPT, PRODUCT, STREAM
 
 _keep_names = jax.checkpoint_policies.save_only_these_names
-_keep_products = _keep_names(KEPT)
 
 REMAT_POLICIES = {
-    # Products with weights have no batch dimension; those of attention and experts do, and are kept by name.
-    "products": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _keep_products
-    ),
-    "attention_and_experts": _keep_products,
+    "products": _keep_names(KEPT, PRODUCT),
+    "attention_and_experts": _keep_names(KEPT),
     "block": _keep_names(STREAM),
     "layer": jax.checkpoint_policies.nothing_saveable,
     "group": jax.checkpoint_policies.nothing_saveable,

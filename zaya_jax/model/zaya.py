@@ -291,7 +291,8 @@ def layers(
         (x_BTD, state_BTR, pool), (layer, experts) = carry, layer
         # Operations get the stacks of all layers, not slices, so that they can read in place without copies.
         adapt = functools.partial(adapted, config, dtype=execution.dtype)
-        layer = adapt(layer, inputs) if layer.adapters else in_stacks(layer, inputs)
+        without_adapters = functools.partial(in_stacks, has_gradient=cache is None)
+        layer = (adapt if layer.adapters else without_adapters)(layer, inputs)
         layer = layer if experts is None else with_experts(layer, experts)
         out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         # Results of a scan are stored for all layers, so operands are only a result on request.
