@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.fusion import not_inlined
+
 
 def precision_of(*operands: jax.Array) -> lax.Precision | None:
     """Returns the precision of a product: HIGHEST for float32 operands, None where it makes no difference.
@@ -60,7 +62,8 @@ def _multiply(product: Callable[..., jax.Array], a: jax.Array, b: jax.Array, dty
     def rounded_once(a: jax.Array, b: jax.Array) -> jax.Array:
         return multiply(a, b, preferred_element_type=jnp.float32).astype(result)
 
-    # GPUs add in float32 anyway, and write a bfloat16 result without a pass of its own.
-    return lax.platform_dependent(
-        a, b, cpu=rounded_once, default=functools.partial(multiply, preferred_element_type=dtype)
-    )
+    # In a function of its own, because XLA would convert an operand that is transposed to float32. GPUs add
+    # in float32 anyway, and write a bfloat16 result without another pass.
+    plain = functools.partial(multiply, preferred_element_type=dtype)
+    cpu = not_inlined(rounded_once) if a.ndim == b.ndim == 2 else rounded_once
+    return lax.platform_dependent(a, b, cpu=cpu, default=plain)

@@ -16,7 +16,7 @@ from jax import lax
 
 from pallas_kernels.fusion import entry_in_loop
 from pallas_kernels.grouped_matmul.operands import Operands
-from pallas_kernels.precision import matmul
+from pallas_kernels.precision import einsum, matmul
 from pallas_kernels.product.xla import product_in_place, transposed_product
 
 BLOCK_ROWS = 512
@@ -175,7 +175,7 @@ def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Ar
                 sum_DF = sum_DF + lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False)
             sums_EDF = lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, group, axis=0)
             matrix_DF = entry_in_loop(stack_MDF, first_matrix + group)
-            return _write(grad_rows_PD, matmul(grads, matrix_DF.T), start, mask), sums_EDF
+            return _write(grad_rows_PD, einsum("pf,df->pd", grads, matrix_DF), start, mask), sums_EDF
 
         sums = lax.fori_loop(0, blocks.num, step, sums)
     return sums

@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from pallas_kernels.fusion import not_inlined
-from pallas_kernels.precision import matmul
+from pallas_kernels.precision import einsum, matmul
 
 
 def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.Array:
@@ -147,7 +147,7 @@ def _backward(dtype, saved, grad):
     x, kernel = saved
     # Two products read the gradient. On GPUs XLA would compute a concatenated or masked one twice.
     grad = lax.platform_dependent(grad, cpu=lambda x: x, default=lax.optimization_barrier)
-    grad_x = matmul(grad, kernel.mT).astype(x.dtype)
+    grad_x = einsum("...pf,...df->...pd", grad, kernel).astype(x.dtype)
     # The gradient of a layer's matrix belongs to its slice; the stack has none.
     return grad_x, transposed_product(x, grad).astype(kernel.dtype), None, None
 
