@@ -1,5 +1,5 @@
-"""Keeps XLA's CPU compiler from fusing what must be computed only once, and from converting whole arrays of which
-a loop reads parts; no effect on other platforms.
+"""Keeps XLA's CPU compiler from fusing what must be computed only once, and from converting whole arrays of
+which a loop reads or writes parts; no effect on other platforms.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.typing import DTypeLike
 
 
 def unfused(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -59,3 +60,17 @@ def entry_in_loop(stack: jax.Array, number: jax.Array) -> jax.Array:
     if stack.dtype != jnp.bfloat16:
         return entry(stack, number)
     return lax.platform_dependent(stack, number, cpu=on_cpu, default=entry)
+
+
+def as_bits(x: jax.Array) -> jax.Array:
+    """Returns bfloat16 numbers as uint16, and others as they are.
+
+    For arrays of which the iterations of a loop write parts: XLA of jax 0.10 would convert all of a bfloat16
+    array to float32 and back for each part.
+    """
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def from_bits(bits: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Returns the numbers of a dtype that `as_bits` made `bits` of."""
+    return lax.bitcast_convert_type(bits, dtype) if bits.dtype != dtype else bits

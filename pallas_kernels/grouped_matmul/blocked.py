@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.fusion import entry_in_loop
+from pallas_kernels.fusion import as_bits, entry_in_loop, from_bits
 from pallas_kernels.grouped_matmul.operands import Operands
 from pallas_kernels.precision import einsum, matmul
 from pallas_kernels.product.xla import product_in_place, transposed_product
@@ -118,7 +118,7 @@ def product_of_blocks(
       multiply: function of a block of rows, the stack, and the index of the block's matrix.
     """
     out = jax.eval_shape(multiply, rows_PX, stack_MDF, first_matrix)
-    out_PY = _zeros(out.shape, out.dtype, rows_PX)
+    out_PY = as_bits(_zeros(out.shape, out.dtype, rows_PX))
     for blocks in _cut(group_sizes_E, rows_PX.shape[0]):
 
         def step(i, out_PY, blocks=blocks):
@@ -127,7 +127,7 @@ def product_of_blocks(
             return _write(out_PY, product, blocks.start[i], blocks.mask(i))
 
         out_PY = lax.fori_loop(0, blocks.num, step, out_PY)
-    return out_PY
+    return from_bits(out_PY, out.dtype)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, after: jax.Array) -> jax.Array:
@@ -160,7 +160,8 @@ def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Ar
     rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     num_rows, width = rows_PD.shape
     shape = group_sizes_E.shape[0], width, grad_PF.shape[1]
-    sums = _zeros(rows_PD.shape, grad_PF.dtype, grad_PF), _zeros(shape, rows_PD.dtype, grad_PF)
+    zeros = _zeros(rows_PD.shape, grad_PF.dtype, grad_PF), _zeros(shape, rows_PD.dtype, grad_PF)
+    sums = tuple(map(as_bits, zeros))
     for blocks in _cut(group_sizes_E, num_rows):
 
         def step(i, sums, blocks=blocks):
@@ -172,16 +173,19 @@ def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Ar
             )
             sum_DF = transposed_product(rows, grads)
             if blocks.whole:  # the group's last block came first, and has initialized the sum
-                sum_DF = sum_DF + lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False)
-            sums_EDF = lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, group, axis=0)
+                before_DF = lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False)
+                sum_DF = sum_DF + from_bits(before_DF, sum_DF.dtype)
+            sums_EDF = lax.dynamic_update_index_in_dim(sums_EDF, as_bits(sum_DF), group, axis=0)
             matrix_DF = entry_in_loop(stack_MDF, first_matrix + group)
             return _write(grad_rows_PD, einsum("pf,df->pd", grads, matrix_DF), start, mask), sums_EDF
 
         sums = lax.fori_loop(0, blocks.num, step, sums)
-    return sums
+    grad_rows_PD, sums_EDF = (from_bits(x, like.dtype) for x, like in zip(sums, zeros, strict=True))
+    return grad_rows_PD, sums_EDF
 
 
 def _write(out_PY: jax.Array, block: jax.Array, start: jax.Array, mask: jax.Array) -> jax.Array:
-    """Writes the valid rows of a block at their positions."""
+    """Writes the valid rows of a block at their positions of `as_bits`."""
+    block = as_bits(block)
     before = lax.dynamic_slice_in_dim(out_PY, start, block.shape[0])
     return lax.dynamic_update_slice_in_dim(out_PY, jnp.where(mask, block, before), start, axis=0)
