@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from zaya_jax.platform.host_memory import available_memory
 
@@ -38,13 +39,15 @@ CEILING_FLOPS = 2 * CEILING_SIZE**3
 """Floating-point operations of a call of `ceiling_matmul`."""
 
 
-def ceiling_matmul() -> Callable[[], Any]:
-    """Returns a call of a float32 product of two square matrices: no model reaches more FLOP/s on this
-    machine.
+def ceiling_matmul(dtype: DTypeLike = jnp.float32) -> Callable[[], Any]:
+    """Returns a call of a product of two square matrices: no model reaches more FLOP/s on this machine.
+
+    Args:
+      dtype: dtype of the matrices; sums are float32.
     """
     # Random numbers, because zeros draw less power and allow a higher clock.
-    matrix = jax.random.normal(jax.random.key(0), (CEILING_SIZE, CEILING_SIZE), jnp.float32)
-    product = jax.jit(lambda x: x @ x)
+    matrix = jax.random.normal(jax.random.key(0), (CEILING_SIZE, CEILING_SIZE), dtype)
+    product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
     return lambda: product(matrix)
 
 

@@ -9,7 +9,7 @@ import pytest
 from small_models import EXECUTION, SMALL
 
 from zaya_jax.bench.torch_comparison import bounds, command, ours, speeds, theirs
-from zaya_jax.bench.torch_comparison.workload import Call, GenerationWork
+from zaya_jax.bench.torch_comparison.workload import DTYPES, Call, GenerationWork, TrainingWork
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.pytorch.in_memory import save_pytorch
 from zaya_jax.model.flops import active_parameters
@@ -26,12 +26,13 @@ def network(tmp_path_factory):
     return str(folder)
 
 
-def test_both_sides_generate_the_same(network):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_sides_generate_the_same(network, dtype):
     pytest.importorskip("transformers")
-    work = GenerationWork(network, batch=2, vocabulary=SMALL.vocab_size, prompt=5, new=4)
+    work = GenerationWork(network, batch=2, dtype=dtype, vocabulary=SMALL.vocab_size, prompt=5, new=4)
     calls = {side: make(work)() for side, make in (("ours", ours.generate), ("theirs", theirs.generate))}
     assert calls["ours"].outputs["tokens"].shape == (2, 4)
-    speeds.check_agreement(calls)
+    speeds.check_agreement(calls, tolerance=speeds.TOLERANCES[dtype])
     for call in calls.values():
         assert set(call.seconds) == {"prefill", "decode"}
         assert min(call.seconds.values()) > 0
@@ -55,9 +56,33 @@ def test_a_few_tokens_may_have_another_expert(num_different, difference, agrees)
         speeds.check_agreement({"ours": ours, "transformers": theirs})
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_sides_have_the_same_loss(network, dtype, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(ours, "MODEL", SMALL)
+    work = TrainingWork(network, dtype, batch=2, length=8)
+    monkeypatch.setattr(TrainingWork, "tokens", np.arange(16).reshape(2, 8) % SMALL.vocab_size)
+    calls = {side: make(work)() for side, make in (("ours", ours.train), ("theirs", theirs.train))}
+    speeds.check_agreement(calls, tolerance=speeds.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(("logprob", "agrees"), [(-2.01, True), (-3.0, False)])
+def test_texts_in_bfloat16_are_compared_up_to_a_tie(logprob, agrees):
+    ours, theirs = (
+        Call({}, {"tokens": np.array([tokens]), "log-probabilities": np.array([[-1.0, second, third]])})
+        for tokens, second, third in (([5, 6, 7], -2.0, -3.0), ([5, 8, 9], logprob, -9.0))
+    )
+    calls = {"ours": ours, "transformers": theirs}
+    with contextlib.nullcontext() if agrees else pytest.raises(RuntimeError, match="differ from ours by 1"):
+        speeds.check_agreement(calls, tolerance=speeds.TOLERANCES["bfloat16"])
+    with pytest.raises(RuntimeError, match="tokens of"):
+        speeds.check_agreement(calls)
+
+
 def test_a_step_reads_the_experts_that_it_meets():
     config = ModelConfig()
-    one, many = (bounds.step_bytes(config, batch) / 4 for batch in (1, 10_000))
+    works = (GenerationWork("", batch, "bfloat16") for batch in (1, 10_000))
+    one, many = (bounds.step_bytes(config, work) / 2 for work in works)
     assert many == count_parameters(config)
     head = config.vocab_size * config.hidden_size
     np.testing.assert_allclose(one, active_parameters(config) + head, rtol=1e-3)
@@ -85,7 +110,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(command, "require_transformers", lambda: None)
     monkeypatch.setattr(command, "export", str)
-    monkeypatch.setattr(command, "measure_limits", lambda _: bounds.MachineLimits(1e11, 1e10))
+    monkeypatch.setattr(command, "measure_limits", lambda *_: bounds.MachineLimits(1e11, 1e10))
     monkeypatch.setattr(speeds, "results_interleaved", fake_results)
 
     def run(trial):

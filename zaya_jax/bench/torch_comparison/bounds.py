@@ -7,6 +7,8 @@ reading the weights of each step from memory.
 import dataclasses
 import math
 
+import jax.numpy as jnp
+
 from zaya_jax.bench.kernels.memory_passes import pass_time
 from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul
 from zaya_jax.bench.torch_comparison.workload import MODEL, GenerationWork, TrainingWork
@@ -16,7 +18,6 @@ from zaya_jax.model.weights import declare, flatten_weights
 
 PASS_BYTES = 2**28
 """Size of an array that exceeds every cache."""
-FLOAT32 = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class MachineLimits:
     """What this machine can do.
 
     Attributes:
-      flops: FLOP/s of a large float32 product.
+      flops: FLOP/s of a large product.
       bandwidth: bytes per second of memory.
     """
 
@@ -32,10 +33,10 @@ class MachineLimits:
     bandwidth: float
 
 
-def measure_limits(rounds: int) -> MachineLimits:
-    """Measures the limits in this process; nothing else should use the cores."""
+def measure_limits(rounds: int, dtype: str) -> MachineLimits:
+    """Measures the limits in this process, with products of a dtype; nothing else should use the cores."""
     # The best of several: a bound must not be lowered by other programs of the machine.
-    seconds = best_seconds({"": ceiling_matmul()}, rounds=rounds)[""]
+    seconds = best_seconds({"": ceiling_matmul(dtype)}, rounds=rounds)[""]
     return MachineLimits(CEILING_FLOPS / seconds, pass_time("scale", PASS_BYTES).bandwidth)
 
 
@@ -59,7 +60,7 @@ def decode_bound(limits: MachineLimits, workload: GenerationWork) -> float:
     # Roofline of a decoding step: weights from memory, or the products of all rows.
     # The longest context of the continuation: its attention has the most products.
     flops = workload.batch * _flops(workload.prompt + workload.new)
-    seconds = max(step_bytes(MODEL, workload.batch) / limits.bandwidth, flops / limits.flops)
+    seconds = max(step_bytes(MODEL, workload) / limits.bandwidth, flops / limits.flops)
     return workload.batch / seconds
 
 
@@ -67,16 +68,16 @@ def _flops(context: int) -> float:
     return math.fsum(forward_flops_per_token(MODEL, context).values())
 
 
-def step_bytes(config: ModelConfig, batch: int) -> float:
+def step_bytes(config: ModelConfig, workload: GenerationWork) -> float:
     """Bytes of weights that a decoding step reads, with the experts that at least one of its tokens selects.
 
     With uniform routing, B tokens select E (1 - (1 - 1/E)^B) of E experts on average.
     """
     # Probability that at least one of the batch's tokens selects an expert.
-    share = 1 - (1 - 1 / config.num_experts) ** batch
+    share = 1 - (1 - 1 / config.num_experts) ** workload.batch
     # Router, attention and head are read in every step; experts only if a token selects them.
     sizes = {
         path: weight.size * (share if path.startswith("layers/experts/") else 1)
         for path, weight in flatten_weights(declare(config)).items()
     }
-    return FLOAT32 * math.fsum(sizes.values())
+    return jnp.dtype(workload.dtype).itemsize * math.fsum(sizes.values())

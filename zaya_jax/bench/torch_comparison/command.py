@@ -1,8 +1,8 @@
 """`zaya bench torch`: train step, prefill and decoding against transformers, eager and under `torch.compile`.
 
-Each program runs in its own process, set up as its users do, on the same weights, in float32, with the
-default threads of both libraries: one per core. The programs take turns in rounds, and a ratio compares the
-two calls of one round. An untimed first call compiles; its outputs are compared.
+Each program runs in its own process, set up as its users do, on the same weights, in float32 or bfloat16, with
+the default threads of both libraries: one per core. The programs take turns in rounds, and a ratio compares
+the two calls of one round. An untimed first call compiles; its outputs are compared.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from zaya_jax.bench.torch_comparison.bounds import (
     train_bound,
 )
 from zaya_jax.bench.torch_comparison.speeds import COMPILE_SECONDS, OURS, PairedSpeed, Part, measure
-from zaya_jax.bench.torch_comparison.workload import MODEL, GenerationWork, TrainingWork, export
+from zaya_jax.bench.torch_comparison.workload import DTYPES, MODEL, GenerationWork, TrainingWork, export
 from zaya_jax.errors import UserError
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser, check_at_least
@@ -55,13 +55,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(soft_wrap=True, highlight=False)
     # Tried first, because compiling the whole network would fail only after minutes.
     why_not = "it is skipped, as requested" if options.without_compiled else why_torch_compile_fails()
-    values: dict[str, Any] = {"machine": dataclasses.asdict(this_machine()), "speeds": []}
+    values: dict[str, Any] = {
+        "dtype": options.dtype,
+        "machine": dataclasses.asdict(this_machine()),
+        "speeds": [],
+    }
     with tempfile.TemporaryDirectory() as folder:
         network = export(pathlib.Path(folder, "network"))
         # Measured before the programs start, while nothing else uses the cores.
-        limits = measure_limits(options.rounds)
+        limits = measure_limits(options.rounds, options.dtype)
         console.print(
-            f"{count_parameters(MODEL):,} parameters, float32; medians of {options.rounds} paired rounds, "
+            f"{count_parameters(MODEL):,} parameters, {options.dtype}; medians of {options.rounds} paired rounds, "
             f"each program in its own process; this machine: {limits.flops / 1e9:,.0f} GFLOP/s in a product "
             f"of 2048 x 2048, {limits.bandwidth / 1e9:,.1f} GB/s of memory"
         )
@@ -84,20 +88,20 @@ def _sections(
     # A generator: the table of a part is printed before the next one compiles for minutes.
     parts = options.parts or PARTS
     if "train" in parts:
-        work = TrainingWork(network)
+        work = TrainingWork(network, options.dtype)
         programs = {OURS: functools.partial(ours.train, work), THEIRS: functools.partial(theirs.train, work)}
         if with_compiled:
             programs[COMPILED] = functools.partial(theirs.train, work, compiled=True)
         tokens, bound = work.batch * work.length, train_bound(limits, work)
         part = Part("train", f"train, batch {work.batch} x {work.length}", tokens, bound)
-        yield measure(programs, [part], rounds=options.rounds)
+        yield measure(programs, [part], rounds=options.rounds, dtype=options.dtype)
     # One batch size at a time: nine networks and their programs would share the memory.
     for batch in batches if "generation" in parts else ():
-        work = GenerationWork(network, batch)
+        work = GenerationWork(network, batch, options.dtype)
         makers = {OURS: ours.generate, THEIRS: theirs.generate}
         makers |= {COMPILED: theirs.generate_compiled} if with_compiled else {}
         programs = {side: functools.partial(make, work) for side, make in makers.items()}
-        yield measure(programs, _generation_parts(limits, work), rounds=options.rounds)
+        yield measure(programs, _generation_parts(limits, work), rounds=options.rounds, dtype=options.dtype)
 
 
 def _generation_parts(limits: MachineLimits, work: GenerationWork) -> list[Part]:
@@ -161,6 +165,7 @@ def _parser() -> Parser:
         (
             "zaya bench torch",
             "zaya bench torch --parts generation --batches=1,8 --rounds=5",
+            "zaya bench torch --dtype bfloat16",
             "zaya bench torch --parts train --json=torch.json",
         ),
     )
@@ -171,6 +176,13 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--batches", default=",".join(map(str, BATCHES)), help="numbers of prompts of part generation"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        metavar="DTYPE",
+        help=f"type of matrix products, {' or '.join(DTYPES)}; in bfloat16 generation has bfloat16 weights too",
     )
     parser.add_argument("--rounds", default=ROUNDS, help="timed calls of each program, whose median counts")
     parser.add_argument(

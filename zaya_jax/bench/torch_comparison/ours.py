@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from zaya_jax.bench.torch_comparison.workload import EXECUTION, MODEL, Call, GenerationWork, TrainingWork
+from zaya_jax.bench.torch_comparison.workload import (
+    MODEL,
+    TOKENS,
+    Call,
+    GenerationWork,
+    TrainingWork,
+    execution,
+)
 from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from zaya_jax.convert.pytorch.in_memory import load_pytorch
 from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
@@ -30,10 +37,10 @@ def train(workload: TrainingWork) -> Callable[[], Call]:
         data=DataConfig(sequence_length=workload.length, batch_size=workload.batch),
         optimizer=OptimizerConfig(name="adamw", learning_rate=workload.learning_rate, warmup_steps=0),
         train=TrainConfig(num_steps=1000, update_norms=False),  # transformers computes none either
-        execution=dataclasses.replace(EXECUTION, scan_layers=False),
+        execution=dataclasses.replace(execution(workload), scan_layers=False),
     )
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
-    _, variables = load_pytorch(workload.folder, execution=EXECUTION)
+    _, variables = load_pytorch(workload.folder, execution=execution(workload))
     state = first_state(setup, jax.device_put(variables["params"]), jax.random.key(0))
     states = [jax.device_put(state, shardings(state, mesh))]  # otherwise the second step compiles again
     # On the device before the first call, as the loader has it during training.
@@ -64,7 +71,7 @@ def generate(workload: GenerationWork) -> Callable[[], Call]:
         prefill, decode = np.diff(moments).tolist()
         # Both come from the timed path itself, so that its own arithmetic is compared.
         outputs = {
-            "tokens": np.array([each.tokens for each in chunks[-1]]),
+            TOKENS: np.array([each.tokens for each in chunks[-1]]),
             "log-probabilities": np.array([each.logprobs for each in chunks[-1]]),
         }
         return Call({"prefill": prefill, "decode": decode}, outputs)
@@ -73,6 +80,6 @@ def generate(workload: GenerationWork) -> Callable[[], Call]:
 
 
 def _network(workload: GenerationWork) -> tuple[Zaya, Mapping]:
-    model, variables = load_pytorch(workload.folder, execution=EXECUTION)
+    model, variables = load_pytorch(workload.folder, execution=execution(workload))
     # Before the first call, whose time must not include the transfer.
     return model, jax.device_put(cast_matrices(model, variables))

@@ -4,6 +4,9 @@ Generation calls the model once per token, with an argmax between, which is less
 transformers does. In eager mode the cache grows (`DynamicCache`), as transformers does by default. Under
 `torch.compile` it is static, and decoding computes experts by whichever of `EXPERTS` is fastest here; the
 documentation of transformers recommends a static cache for `torch.compile`, and "batched_mm" for few tokens.
+
+In bfloat16 a model that generates is loaded in it, as transformers does with ZAYA1's checkpoints, and training
+runs under `torch.autocast`, which keeps float32 weights as our side does.
 """
 
 import functools
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zaya_jax.bench.torch_comparison.workload import Call, GenerationWork, TrainingWork
+from zaya_jax.bench.torch_comparison.workload import TOKENS, Call, GenerationWork, TrainingWork
 
 EXPERTS = ("batched_mm", "grouped_mm")
 """Implementations of experts that `torch.compile` supports, in the words of transformers."""
@@ -30,7 +33,7 @@ def train(workload: TrainingWork, *, compiled: bool = False) -> Callable[[], Cal
     """
     import torch
 
-    model, tokens = _network(workload.folder).train(), torch.from_numpy(workload.tokens)
+    model, tokens = _network(workload.folder, "float32").train(), torch.from_numpy(workload.tokens)
     if compiled:
         model.compile()
     # The fused form updates the weights in one call instead of in a loop over them.
@@ -40,7 +43,8 @@ def train(workload: TrainingWork, *, compiled: bool = False) -> Callable[[], Cal
         start = time.perf_counter()
         # All of it is timed: a step begins with gradients of zero and ends with new weights.
         adamw.zero_grad()
-        loss = model(tokens, labels=tokens).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=workload.dtype == "bfloat16"):
+            loss = model(tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
@@ -54,7 +58,7 @@ def generate(workload: GenerationWork) -> Callable[[], Call]:
     """Returns a call that continues the prompts in eager mode."""
     from transformers import DynamicCache
 
-    model = _network(workload.folder)
+    model = _network(workload.folder, workload.dtype)
     return functools.partial(
         _generate, model, model, lambda: DynamicCache(config=model.config), workload, "growing cache"
     )
@@ -79,7 +83,7 @@ def generate_compiled(workload: GenerationWork) -> Callable[[], Call]:
 def _compiled(workload: GenerationWork, experts: str) -> Any:
     import torch
 
-    model = _network(workload.folder)
+    model = _network(workload.folder, workload.dtype)
     model.set_experts_implementation(experts)
     # As the documentation of transformers compiles a model for generation.
     model.forward = torch.compile(model.forward)
@@ -95,7 +99,7 @@ def _with_static_cache(workload: GenerationWork, prefill: Any, experts: str) -> 
     cache = StaticCache(config=config, max_cache_len=workload.prompt + workload.new)
     # Otherwise the compiled prefill would allocate the cache.
     heads = config.num_key_value_heads, config.head_dim
-    cache.early_initialization(workload.batch, *heads, torch.float32, torch.device("cpu"))
+    cache.early_initialization(workload.batch, *heads, prefill.dtype, torch.device("cpu"))
 
     def empty() -> Any:
         cache.reset()  # a new cache would be compiled again
@@ -132,10 +136,12 @@ def _generate(
                 moments.append(time.perf_counter())
         moments.append(time.perf_counter())
         # Not timed: our side computes log-probabilities within its loop.
-        logprobs = torch.log_softmax(torch.stack(logits, 1), -1).gather(-1, torch.stack(tokens, 1))[..., 0]
+        logprobs = torch.log_softmax(torch.stack(logits, 1).float(), -1).gather(-1, torch.stack(tokens, 1))[
+            ..., 0
+        ]
     prefill_seconds, decode_seconds = np.diff(moments).tolist()
     seconds = {"prefill": prefill_seconds, "decode": decode_seconds}
-    outputs = {"tokens": torch.cat(tokens, 1).numpy(), "log-probabilities": logprobs.numpy()}
+    outputs = {TOKENS: torch.cat(tokens, 1).numpy(), "log-probabilities": logprobs.numpy()}
     return Call(seconds, outputs, setting)
 
 
@@ -146,10 +152,10 @@ def compile_a_sum() -> Callable[[], Any]:
     return functools.partial(torch.compile(lambda x: x + x), torch.ones(3))
 
 
-def _network(folder: str) -> Any:
+def _network(folder: str, dtype: str) -> Any:
     import torch
     from transformers import ZayaForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return ZayaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return ZayaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -22,7 +23,12 @@ MODEL = ModelConfig(
     router_hidden_size=64,
     max_position_embeddings=4096,
 )
-EXECUTION = ExecutionConfig(dtype="float32")
+DTYPES = "float32", "bfloat16"
+"""Types of matrix products."""
+
+
+TOKENS = "tokens"
+"""Name of an output: new tokens, [batch, new]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +37,14 @@ class TrainingWork:
 
     Attributes:
       folder: folder of the exported network.
+      dtype: type of matrix products, one of `DTYPES`; weights are float32.
       batch: number of rows.
       length: tokens per row.
       learning_rate: constant learning rate of AdamW.
     """
 
     folder: str
+    dtype: str = "float32"
     batch: int = 8
     length: int = 256
     learning_rate: float = 1e-5
@@ -54,6 +62,7 @@ class GenerationWork:
     Attributes:
       folder: folder of the exported network.
       batch: number of prompts.
+      dtype: type of matrix products and of the matrices, one of `DTYPES`.
       vocabulary: vocabulary size.
       prompt: tokens per prompt.
       new: new tokens per prompt.
@@ -61,6 +70,7 @@ class GenerationWork:
 
     folder: str
     batch: int
+    dtype: str = "float32"
     vocabulary: int = MODEL.vocab_size
     prompt: int = 128
     new: int = 32
@@ -86,9 +96,14 @@ class Call:
     setting: str = ""
 
 
+def execution(work: TrainingWork | GenerationWork) -> ExecutionConfig:
+    """How our side computes."""
+    return ExecutionConfig(dtype=cast(Any, work.dtype))
+
+
 def export(folder: pathlib.Path) -> str:
     """Exports random weights that both sides load, and returns the folder's name."""
-    model = Zaya(MODEL, EXECUTION)
+    model = Zaya(MODEL)
     # The weights of the initialization serve: speed depends on them by the routing alone.
     variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 4), np.int32))
     save_pytorch(folder, model, variables, dtype="float32")
