@@ -1,11 +1,13 @@
-"""An unfused operation computes the same, and is a separate function only on CPUs."""
+"""Operations that CPUs compute in another form: the same values, without copies of whole arrays."""
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from pallas_kernels.fusion import unfused
+from pallas_kernels.fusion import as_bits, entry_in_loop, from_bits, unfused
+from pallas_kernels.precision import matmul
 from pallas_kernels.product.xla import product_in_place, transposed_product
 
 
@@ -38,6 +40,61 @@ def test_on_a_cpu_it_is_not_fused_with_its_reader():
     assert " call(" not in _compiled(lambda x: _normalised(x).T + 1, x)
 
 
+def _reads_parts(stack, x):
+    def step(x, i):
+        return matmul(x, entry_in_loop(stack, i)), None
+
+    return jax.lax.scan(step, x, jnp.arange(len(stack)))[0]
+
+
+def _reads_parts_in_place(stack, x):
+    def step(x, i):
+        return product_in_place(x, stack, jnp.full(len(x), i)), None
+
+    return jax.lax.scan(step, x, jnp.arange(len(stack)))[0]
+
+
+def _writes_parts(stack, x):
+    del x
+
+    def step(i, bits):
+        part = from_bits(jax.lax.dynamic_index_in_dim(bits, i, keepdims=False), stack.dtype)
+        return jax.lax.dynamic_update_index_in_dim(bits, as_bits(part * i), i, axis=0)
+
+    return from_bits(jax.lax.fori_loop(0, len(stack), step, as_bits(stack)), stack.dtype)
+
+
+@pytest.mark.parametrize("loop", [_reads_parts, _reads_parts_in_place, _writes_parts])
+def test_loops_over_bfloat16_stacks_make_no_float32_copies(loop):
+    """XLA of jax 0.10 made some, which took longer than all products."""
+    keys = jax.random.split(jax.random.key(0))
+    stack, x = (
+        jax.random.normal(k, s, jnp.bfloat16) for k, s in zip(keys, [(9, 128, 128), (8, 128)], strict=True)
+    )
+    on_cpu = jax.device_put((stack / 8, x), jax.devices("cpu")[0])
+    assert "f32[9,128,128]" not in _outside_fusions(_compiled(loop, *on_cpu))
+    # Each of nine results is rounded to 8 bits.
+    expected = np.float64(loop(*jax.tree.map(jnp.float32, on_cpu)))
+    error = np.linalg.norm(np.float64(jax.jit(loop)(*on_cpu)) - expected)
+    assert error < 9 * 2**-9 * np.linalg.norm(expected)
+
+
+def _outside_fusions(text):
+    parts = text.split("\n\n")
+    return "\n".join(part for part in parts if not part.lstrip("%").startswith("fused_computation"))
+
+
+@pytest.mark.parametrize("product", [matmul, transposed_product, lambda x, y: matmul(x, y.T)])
+def test_a_bfloat16_product_of_a_cpu_is_rounded_once(product):
+    x, y = (jax.random.normal(jax.random.key(i), (256, 256), jnp.bfloat16) for i in range(2))
+    x, y = jax.device_put((x, y), jax.devices("cpu")[0])
+    out = jax.jit(product)(x, y)
+    assert out.dtype == jnp.bfloat16
+    with jax.enable_x64(True):
+        exact = product(*(jnp.asarray(np.float64(z)) for z in (x, y)))
+    np.testing.assert_allclose(np.float64(out), exact, rtol=2**-8, atol=1e-4)
+
+
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])
 def test_on_other_platforms_it_is_the_plain_function(platform):
     def lowered(function):
@@ -48,6 +105,8 @@ def test_on_other_platforms_it_is_the_plain_function(platform):
         lambda x: unfused(_normalised, x),
         lambda x: transposed_product(x, x),
         lambda x: product_in_place(x[:2], stack, jnp.int32([2, 0])),
+        lambda x: matmul(jnp.bfloat16(x), jnp.bfloat16(x.T)),
+        lambda x: entry_in_loop(jnp.bfloat16(stack), jnp.int32(x[0, 0])),
     ):
         assert "inlineable" not in lowered(function)
         assert "optimization_barrier" not in lowered(function)

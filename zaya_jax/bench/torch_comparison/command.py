@@ -1,8 +1,8 @@
 """`zaya bench torch`: train step, prefill and decoding against transformers, eager and under `torch.compile`.
 
-Each program runs in its own process, set up as its users do, on the same weights, in float32 or bfloat16, with
-the default threads of both libraries: one per core. The programs take turns in rounds, and a ratio compares
-the two calls of one round. An untimed first call compiles; its outputs are compared.
+Each program runs in its own process, set up as its users do, on the same weights, in float32 or bfloat16,
+with the default threads of both libraries: one per core. The programs take turns in rounds, and a ratio
+compares the two calls of one round. An untimed first call compiles; its outputs are compared.
 """
 
 import argparse
@@ -65,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Measured before the programs start, while nothing else uses the cores.
         limits = measure_limits(options.rounds, options.dtype)
         console.print(
-            f"{count_parameters(MODEL):,} parameters, {options.dtype}; medians of {options.rounds} paired rounds, "
-            f"each program in its own process; this machine: {limits.flops / 1e9:,.0f} GFLOP/s in a product "
-            f"of 2048 x 2048, {limits.bandwidth / 1e9:,.1f} GB/s of memory"
+            f"{count_parameters(MODEL):,} parameters, {options.dtype}; medians of {options.rounds} paired "
+            f"rounds, each program in its own process; this machine: {limits.flops / 1e9:,.0f} GFLOP/s in a "
+            f"product of 2048 x 2048, {limits.bandwidth / 1e9:,.1f} GB/s of memory"
         )
         for speeds in _sections(network, limits, batches, options, with_compiled=why_not is None):
             console.print(output.table(speeds))
@@ -182,7 +182,7 @@ def _parser() -> Parser:
         choices=DTYPES,
         default=DTYPES[0],
         metavar="DTYPE",
-        help=f"type of matrix products, {' or '.join(DTYPES)}; in bfloat16 generation has bfloat16 weights too",
+        help=f"type of matrix products, {' or '.join(DTYPES)}; generation stores matrices in it too",
     )
     parser.add_argument("--rounds", default=ROUNDS, help="timed calls of each program, whose median counts")
     parser.add_argument(

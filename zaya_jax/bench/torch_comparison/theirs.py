@@ -5,8 +5,8 @@ transformers does. In eager mode the cache grows (`DynamicCache`), as transforme
 `torch.compile` it is static, and decoding computes experts by whichever of `EXPERTS` is fastest here; the
 documentation of transformers recommends a static cache for `torch.compile`, and "batched_mm" for few tokens.
 
-In bfloat16 a model that generates is loaded in it, as transformers does with ZAYA1's checkpoints, and training
-runs under `torch.autocast`, which keeps float32 weights as our side does.
+In bfloat16 a model that generates is loaded in it, as transformers does with ZAYA1's checkpoints, and
+training runs under `torch.autocast`, which keeps float32 weights as our side does.
 """
 
 import functools
