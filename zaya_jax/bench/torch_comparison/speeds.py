@@ -34,7 +34,9 @@ class Tolerance(NamedTuple):
 
 TOLERANCES = {
     "float32": Tolerance(1e-4, 0.01, 0.01, equal_texts=True),
-    "bfloat16": Tolerance(0.03, 0.3, 0.05, equal_texts=False),
+    # transformers' residual stream is bfloat16 too. With the network of the benchmark its log-probabilities
+    # differ from those in float32 by up to 0.08, and ours by up to 0.03.
+    "bfloat16": Tolerance(0.15, 0.3, 0.05, equal_texts=False),
 }
 """By dtype of matrix products."""
 
