@@ -4,7 +4,7 @@ JAX's default precision lets GPUs round float32 operands first: to tf32 on NVIDI
 with 10 bits of mantissa. Errors then reach 6e-4 where float32 promises 1e-7. All matrix products here and in
 `zaya_jax` go through these functions; derivatives inherit the precision.
 
-On CPUs a product of bfloat16 operands is asked for in float32 and then rounded. XLA has fast routines for
+On CPUs a product of bfloat16 operands is computed in float32 and then rounded. XLA has fast routines for
 such products only: a product of 2,048 x 512 x 1,024 ran at 416 GFLOP/s, at 199 with a bfloat16 result, and at
 210 in float32 (2 cores of an AMD EPYC with AVX512-BF16).
 """
@@ -62,8 +62,8 @@ def _multiply(product: Callable[..., jax.Array], a: jax.Array, b: jax.Array, dty
     def rounded_once(a: jax.Array, b: jax.Array) -> jax.Array:
         return multiply(a, b, preferred_element_type=jnp.float32).astype(result)
 
-    # In a function of its own, because XLA would convert an operand that is transposed to float32. GPUs add
-    # in float32 anyway, and write a bfloat16 result without another pass.
+    # A separate function, because XLA would convert an operand that is transposed to float32. GPUs add in
+    # float32 anyway, and write a bfloat16 result without another pass.
     plain = functools.partial(multiply, preferred_element_type=dtype)
     cpu = not_inlined(rounded_once) if a.ndim == b.ndim == 2 else rounded_once
     return lax.platform_dependent(a, b, cpu=cpu, default=plain)

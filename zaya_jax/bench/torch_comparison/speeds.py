@@ -130,6 +130,7 @@ def check_agreement(calls: Mapping[str, Any], *, tolerance: Tolerance = TOLERANC
     for side, call in calls.items():
         names = list(ours)
         is_compared: Any = ...
+        # After a different token the contexts differ, and so may everything.
         if TOKENS in ours and not tolerance.equal_texts:
             names.remove(TOKENS)
             is_compared = _has_equal_context(ours[TOKENS], call.outputs[TOKENS])
@@ -144,5 +145,6 @@ def check_agreement(calls: Mapping[str, Any], *, tolerance: Tolerance = TOLERANC
 
 def _has_equal_context(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Returns for each token of two arrays [batch, new] whether all tokens before it are equal."""
+    # A token that differs has an equal context itself, hence the shift by one.
     differs = np.cumsum(ours != theirs, axis=1) > 0
     return ~np.roll(differs, 1, axis=1) | (np.arange(ours.shape[1]) == 0)

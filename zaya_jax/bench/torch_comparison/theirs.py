@@ -43,6 +43,7 @@ def train(workload: TrainingWork, *, compiled: bool = False) -> Callable[[], Cal
         start = time.perf_counter()
         # All of it is timed: a step begins with gradients of zero and ends with new weights.
         adamw.zero_grad()
+        # The forward pass alone, as PyTorch advises; the backward pass uses the same types.
         with torch.autocast("cpu", torch.bfloat16, enabled=workload.dtype == "bfloat16"):
             loss = model(tokens, labels=tokens).loss
         loss.backward()
