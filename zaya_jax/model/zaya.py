@@ -290,9 +290,10 @@ def layers(
     def step(carry, layer):
         (x_BTD, state_BTR, pool), (layer, experts) = carry, layer
         # Operations get the stacks of all layers, not slices, so that they can read in place without copies.
-        adapt = functools.partial(adapted, config, dtype=execution.dtype)
-        without_adapters = functools.partial(in_stacks, has_gradient=cache is None)
-        layer = (adapt if layer.adapters else without_adapters)(layer, inputs)
+        if layer.adapters:
+            layer = adapted(config, layer, inputs, execution.dtype)
+        else:
+            layer = in_stacks(layer, inputs, has_gradient=cache is None)
         layer = layer if experts is None else with_experts(layer, experts)
         out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         # Results of a scan are stored for all layers, so operands are only a result on request.

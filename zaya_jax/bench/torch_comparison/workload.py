@@ -97,7 +97,7 @@ class Call:
 
 
 def execution(work: TrainingWork | GenerationWork) -> ExecutionConfig:
-    """How our side computes."""
+    """Returns the execution of our side: products in the work's dtype, with the defaults of this platform."""
     return ExecutionConfig(dtype=cast(Any, work.dtype))
 
 
