@@ -21,6 +21,7 @@ from kernel_base import (
     rounded,
 )
 
+from pallas_kernels.choice import choose
 from pallas_kernels.cross_entropy import Blocks, cross_entropy
 from pallas_kernels.cross_entropy.reference import cross_entropy_reference
 from pallas_kernels.cross_entropy.xla import logsumexp_in_one_pass
@@ -153,13 +154,13 @@ def test_gradients_are_differences():
     assert_gradients_are_differences(*functions, tuple(arguments), jnp.float32(1), bound=1e-5)
 
 
-def test_a_cpu_takes_xla():
+def test_the_default_is_that_of_the_platform():
     hidden, table, bias, targets, weights = small()
-    default, xla = (
+    default, named = (
         cross_entropy(hidden, table, targets, weights, bias_V=bias, implementation=name)
-        for name in (None, "xla")
+        for name in (None, choose("cross_entropy", None))
     )
-    jax.tree.map(np.testing.assert_array_equal, default, xla)
+    jax.tree.map(np.testing.assert_array_equal, default, named)
 
 
 def test_weights_take_no_gradient():

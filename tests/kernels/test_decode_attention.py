@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_base import FORMS, ROUNDOFF, assert_close, fast_jit, in_turn, normals, rounded
 
+from pallas_kernels.choice import choose
 from pallas_kernels.decode_attention import Blocks, combine, decode_attention
 from pallas_kernels.decode_attention.reference import decode_attention_reference, token_in_slot
 
@@ -131,10 +132,13 @@ def test_parts_of_a_cache_combine_to_the_whole():
     assert np.all(np.isneginf(blind[1]))
 
 
-def test_a_cpu_takes_xla():
+def test_the_default_is_that_of_the_platform():
     q, k, v = map(jnp.bfloat16, normals(3, (1, 4, 8), (1, 30, 2, 8), (1, 30, 2, 8)))
-    default, xla = (decode_attention(q, k, v, jnp.int32([9]), implementation=name) for name in (None, "xla"))
-    jax.tree.map(np.testing.assert_array_equal, default, xla)
+    default, named = (
+        decode_attention(q, k, v, jnp.int32([9]), implementation=name)
+        for name in (None, choose("decode_attention", None))
+    )
+    jax.tree.map(np.testing.assert_array_equal, default, named)
     assert default[0].dtype == jnp.bfloat16
 
 

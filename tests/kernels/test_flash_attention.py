@@ -24,6 +24,7 @@ from kernel_base import (
     rounded,
 )
 
+from pallas_kernels.choice import choose
 from pallas_kernels.flash_attention import BLOCKS as BLOCKS_BY_WIDTH
 from pallas_kernels.flash_attention import NO_WINDOW, Blocks, Tile, flash_attention, triton
 from pallas_kernels.flash_attention.reference import flash_attention_reference, visible_keys
@@ -289,12 +290,12 @@ def test_a_causal_sequence_uses_all_of_an_mi300x(name, bound):
     assert longest_wait(np.repeat(longest_first, 8 * batch).tolist(), 2 * 304) <= bound
 
 
-def test_a_cpu_takes_xla():
+def test_the_default_is_that_of_the_platform():
     arguments = tuple(jnp.float32(x) for x in operands((1, 5, 5, 2, 1, 4))[0])
     jax.tree.map(
         np.testing.assert_array_equal,
         flash_attention(*arguments),
-        flash_attention(*arguments, implementation="xla"),
+        flash_attention(*arguments, implementation=choose("flash_attention", None)),
     )
 
 

@@ -84,7 +84,9 @@ def route(
     # Only the controller updates the biases ([ZAYA1-8B] II-A-2): a gradient through the selection would act
     # as an auxiliary loss.
     experts_BT = jnp.argmax(jax.lax.stop_gradient(probs_BTX) + bias_X, axis=-1).astype(jnp.int32)
-    weights_BT = jnp.take_along_axis(probs_BTX, experts_BT[:, :, None], axis=-1)[:, :, 0]
+    # A sum with one term: the gradient of an indexed read would be a scatter-add.
+    is_selected_BTX = experts_BT[:, :, None] == jnp.arange(probs_BTX.shape[-1])
+    weights_BT = jnp.sum(jnp.where(is_selected_BTX, probs_BTX, 0), axis=-1)
     return Routing(experts_BT, weights_BT, probs_BTX, state_BTR)
 
 

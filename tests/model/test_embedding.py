@@ -1,0 +1,58 @@
+"""Gradients of `look_up`, added by a scatter on CPUs and in a fixed order on GPUs, against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.embedding import look_up
+from pallas_kernels.embedding.xla import sums_in_order
+
+WIDTH, NUM_TOKENS = 5, 11
+
+
+def _expected(tokens, grad):
+    sums = np.zeros((NUM_TOKENS, WIDTH))
+    np.add.at(sums, tokens.ravel(), np.float64(grad).reshape(-1, WIDTH))
+    return sums
+
+
+def _random(shape):
+    numbers = np.random.default_rng(0)
+    # One token in two is the first one; the last one never occurs.
+    tokens = np.where(numbers.random(shape) < 0.5, 0, numbers.integers(NUM_TOKENS - 1, size=shape))
+    return tokens, numbers.standard_normal((*shape, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4, 100), (1, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_token_gets_the_sum_of_its_rows(shape, dtype):
+    tokens, grad = _random(shape)
+    table = jnp.ones((NUM_TOKENS, WIDTH), dtype)
+    (scattered,) = jax.vjp(lambda table: look_up(table, jnp.asarray(tokens)), table)[1](jnp.asarray(grad))
+    ordered = jax.jit(sums_in_order)(table[:, :0], jnp.int32(tokens).ravel(), grad.reshape(-1, WIDTH))
+    for sums in (scattered, ordered):
+        assert sums.dtype == dtype
+        # Rounded once, after sums of up to 400 terms.
+        tolerance = 1e-5 if dtype == "float32" else 2**-8
+        np.testing.assert_allclose(np.float64(sums), _expected(tokens, grad), rtol=tolerance, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [[7], [3, 3, 3], [10, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+def test_first_and_last_tokens_and_single_rows(tokens):
+    grad = np.random.default_rng(1).standard_normal((len(tokens), WIDTH)).astype(np.float32)
+    sums = jax.jit(sums_in_order)(jnp.zeros((NUM_TOKENS, 0)), jnp.int32(tokens), grad)
+    np.testing.assert_allclose(sums, _expected(np.array(tokens), grad), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_on_a_gpu_no_row_is_added_to_another_in_memory(platform):
+    """An addition in memory is an atomic one there, and atomics have no order."""
+
+    def gradient(table, tokens, grad):
+        return jax.vjp(lambda table: look_up(table, tokens), table)[1](grad)
+
+    arguments = jnp.ones((NUM_TOKENS, WIDTH)), jnp.zeros((2, 3), jnp.int32), jnp.ones((2, 3, WIDTH))
+    text = jax.jit(gradient).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    assert "stablehlo.scatter" in text
+    assert "unique_indices = false" not in text
