@@ -17,6 +17,7 @@ from pallas_kernels.cross_entropy import cross_entropy
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.grouped_matmul import grouped_feed_forward, grouped_matmul, grouped_swiglu
+from pallas_kernels.grouped_matmul.pallas import kernel_name
 from pallas_kernels.newton_schulz import newton_schulz
 from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
 
@@ -168,6 +169,7 @@ def cases(sizes: Sizes, dtype: Any = jnp.bfloat16) -> list[Case]:
         _grouped_swiglu,
         _grouped_matmul,
         _grouped_feed_forward,
+        _few_rows,
         _cross_entropy,
         _newton_schulz,
         _decode_attention,
@@ -276,7 +278,7 @@ def _grouped_swiglu(sizes: Sizes, dtype: jnp.dtype) -> Case:
         forward=Work(work.flops, work.num_bytes + sizes.rows * sizes.expert_width * dtype.itemsize),
         backward=_twice(work),
         kernels={
-            "grouped_swiglu": True,
+            kernel_name("grouped_swiglu", sizes.rows): True,
             "grouped_swiglu_grad_rows": True,
             "grouped_swiglu_grad_weights": True,
         },
@@ -293,7 +295,7 @@ def _grouped_matmul(sizes: Sizes, dtype: jnp.dtype) -> Case:
         forward=work,
         backward=_twice(work),
         kernels={
-            "grouped_matmul": True,
+            kernel_name("grouped_matmul", sizes.rows): True,
             "grouped_matmul_grad_rows": True,
             "grouped_matmul_grad_weights": True,
         },
@@ -333,6 +335,25 @@ def _grouped_feed_forward(sizes: Sizes, dtype: jnp.dtype) -> Case:
         },
         implementations=("ragged_dot+pallas", "pallas", "xla"),
         forms=("ragged_dot+pallas",),
+    )
+
+
+def _few_rows(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    """Both products of the experts for one token of each sequence, as decoding computes them."""
+    sizes = dataclasses.replace(sizes, batch=sizes.sequences, time=1)
+    case = _grouped_feed_forward(sizes, dtype)
+    # Only the matrices that a row selects are read: so many by a uniform router, on average.
+    num_read = round(sizes.experts * (1 - (1 - 1 / sizes.experts) ** sizes.rows))
+    moved = num_read * 3 * sizes.width * sizes.expert_width * dtype.itemsize
+    return dataclasses.replace(
+        case,
+        name="grouped_feed_forward of few rows",
+        num_differentiated=0,
+        forward=Work(case.forward.flops, moved),
+        backward=Work(0, 0),
+        kernels={kernel_name(name, sizes.rows): True for name in ("grouped_swiglu", "grouped_matmul")},
+        implementations=("pallas", "xla"),
+        forms=("pallas",),
     )
 
 

@@ -18,14 +18,11 @@ from pallas_kernels.errors import ArgumentError
 from pallas_kernels.grouped_matmul import activation, blocked, pallas, primus_turbo, triton, xla
 from pallas_kernels.grouped_matmul.feed_forward import activated_product
 from pallas_kernels.grouped_matmul.operands import Operands, operands_of
-from pallas_kernels.grouped_matmul.pallas import BLOCKS, FLOAT32_BLOCKS
+from pallas_kernels.grouped_matmul.pallas import BLOCKS, FEW_ROWS, FLOAT32_BLOCKS
 from pallas_kernels.grouped_matmul.quantized import multiply_quantized
 from pallas_kernels.grouped_matmul.rows import Grouping, count_rows, group_rows, weighted_swiglu
 from pallas_kernels.grouped_matmul.triton import Blocks
 from pallas_kernels.product import AnyMatrix, QuantizedMatrix
-
-FEW_ROWS = 128
-"""Number of rows up to which `choice.TABLE` may choose another implementation."""
 
 
 def grouped_matmul(
@@ -194,9 +191,10 @@ class _Directions:
 def _directions(
     operation: str, implementation: str | None, rows_PD: jax.Array, blocks: Blocks | None
 ) -> _Directions:
-    blocks = pallas.blocks_for(rows_PD.dtype) if blocks is None else blocks
+    num_rows = rows_PD.shape[0]
+    blocks = pallas.blocks_for(rows_PD.dtype, num_rows) if blocks is None else blocks
     # Decoding has few rows, for which the fixed cost of a vendor's grouped product dominates.
-    has_few_rows = rows_PD.shape[0] <= FEW_ROWS
+    has_few_rows = num_rows <= FEW_ROWS
     chosen = choose(operation, implementation, has_few_rows=has_few_rows)
     # "a+b" is a for the forward pass and b for the gradients.
     forward, _, backward = chosen.partition("+")

@@ -121,6 +121,8 @@ def swiglu(
     group_sizes_E: jax.Array,
     first_matrix: jax.Array,
     tile: Tile,
+    *,
+    name: str = "grouped_swiglu",
 ) -> tuple[jax.Array, jax.Array]:
     """Returns `silu(gate) * up`, [P, F], and for the backward pass gate and up concatenated, [P, 2*F].
 
@@ -151,7 +153,7 @@ def swiglu(
 
     grid, operands = (where.shape[0], pl.cdiv(width, tile.columns)), (rows_PD, weights_EDQ, where)
     results = [jax.ShapeDtypeStruct((num_rows, size), rows_PD.dtype) for size in (width, 2 * width)]
-    out_PF, gate_up_PQ = launch(kernel, operands, results, tile, grid=grid, name="grouped_swiglu")
+    out_PF, gate_up_PQ = launch(kernel, operands, results, tile, grid=grid, name=name)
     return out_PF, gate_up_PQ
 
 

@@ -105,26 +105,37 @@ def backward(
         run = pl.program_id(0)
         row = [_load_vector(vector, padded, run)[None] for vector in (*vectors, scale)]
 
-        def step(i, sums):
+        def where(i):
             # One row at a time: four sums of the weights' gradients occupy registers already.
-            index, mask = _rows(run * blocks.run + i, 1, num_rows, padded, width)
-            out, before = _load(output, index, mask), _load(residual, index, mask)
+            return _rows(run * blocks.run + i, 1, num_rows, padded, width)
+
+        def read(i):
+            index, mask = where(i)
+            return tuple(load(x.at[index], mask) for x in (output, residual, grad_stream, grad_norm))
+
+        def step(i, carry):
+            values, sums = carry
+            # Read ahead, so that memory is not idle while the sums over this row are computed. After the last
+            # row it is read again, from a cache.
+            following = read(jnp.minimum(i + 1, blocks.run - 1))
+            out, before, towards_stream, gradient = (x.astype(jnp.float32) for x in values)
             merged = _merge(out, before, row)
             inverse = lax.rsqrt(jnp.sum(merged * merged, axis=1, keepdims=True) / width + eps)
-            unit, gradient = merged * inverse, _load(grad_norm, index, mask)
+            unit = merged * inverse
             towards = gradient * row[4]
             # The norm does not depend on the length of a row: the gradient's component along it is removed.
             shared = jnp.sum(towards * unit, axis=1, keepdims=True) / width
-            total = _load(grad_stream, index, mask) + inverse * (towards - unit * shared)
+            total = towards_stream + inverse * (towards - unit * shared)
+            index, mask = where(i)
             store(grad_output.at[index], total * row[1], mask)
             store(grad_residual.at[index], total * row[3], mask)
             # Rows and channels that do not exist read as zeros, so that `total` is zero there.
             terms = total, total * (out + row[0]), total * (before + row[2]), gradient * unit
-            return tuple(a + b for a, b in zip(sums, terms, strict=True))
+            return following, tuple(a + b for a, b in zip(sums, terms, strict=True))
 
         zeros = jnp.zeros((1, padded), jnp.float32)
         # One row of sums for each of the four weights' gradients that need a sum over tokens.
-        sums = lax.fori_loop(0, blocks.run, step, (zeros,) * 4)
+        _, sums = lax.fori_loop(0, blocks.run, step, (read(run * 0), (zeros,) * 4))
         mask = (jnp.arange(padded) < width)[None]
         for number, share in enumerate(sums):
             # The partial sums of one weight are neighbours: `sum_shares` reads the array as [4, runs, D].

@@ -1,7 +1,6 @@
 """Train steps on a GPU: the same bits whenever they are repeated."""
 
 import functools
-import pathlib
 
 import chex
 import jax

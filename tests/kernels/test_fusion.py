@@ -1,5 +1,8 @@
 """Operations that CPUs compute in another form: the same values, without copies of whole arrays."""
 
+import functools
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.fusion import as_bits, entry_in_loop, from_bits, unfused
-from pallas_kernels.precision import matmul
+from pallas_kernels.precision import einsum, matmul
 from pallas_kernels.product.xla import product_in_place, transposed_product
 
 
@@ -110,3 +113,29 @@ def test_on_other_platforms_it_is_the_plain_function(platform):
     ):
         assert "inlineable" not in lowered(function)
         assert "optimization_barrier" not in lowered(function)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+@pytest.mark.parametrize(
+    ("product", "shapes", "is_wide"),
+    [
+        (matmul, ((1, 8), (8, 16)), True),
+        (matmul, ((8,), (8, 16)), True),
+        (matmul, ((3, 1, 8), (3, 8, 16)), True),
+        (matmul, ((16, 8), (8, 1)), True),
+        (matmul, ((2, 8), (8, 16)), False),
+        (matmul, ((3, 2, 8), (3, 8, 16)), False),
+        (functools.partial(einsum, "bns,bsc->bnc"), ((3, 1, 8), (3, 8, 16)), True),
+        (functools.partial(einsum, "bns,bsc->bnc"), ((3, 2, 8), (3, 8, 16)), False),
+        (functools.partial(einsum, "...pf,...df->...pd"), ((3, 1, 8), (3, 16, 8)), True),
+        (functools.partial(einsum, "...pf,...df->...pd"), ((3, 5, 2, 8), (3, 5, 16, 8)), False),
+        (functools.partial(einsum, "bkgts,bskh->bkgth"), ((3, 2, 1, 1, 8), (3, 8, 2, 4)), True),
+        (functools.partial(einsum, "bkgts,bskh->bkgth"), ((3, 2, 4, 1, 8), (3, 8, 2, 4)), False),
+    ],
+)
+def test_on_a_gpu_a_bfloat16_product_with_a_vector_adds_in_float32(platform, product, shapes, is_wide):
+    arguments = [jnp.ones(shape, jnp.bfloat16) for shape in shapes]
+    text = jax.jit(product).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    (dot,) = re.findall(r"stablehlo\.dot_general.* -> tensor<[0-9x]*x(\w+)>", text)
+    assert dot == ("f32" if is_wide else "bf16")
+    assert jax.eval_shape(product, *arguments).dtype == jnp.bfloat16

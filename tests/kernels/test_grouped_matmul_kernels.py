@@ -29,6 +29,7 @@ from kernel_base import (
 from pallas_kernels import choice
 from pallas_kernels.grouped_matmul import Blocks, grouped_feed_forward, grouped_matmul, grouped_swiglu
 from pallas_kernels.grouped_matmul.activation import swiglu_backward
+from pallas_kernels.grouped_matmul.pallas import FEW_ROWS
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference, grouped_swiglu_reference
 from pallas_kernels.grouped_matmul.triton import Tile
 from pallas_kernels.product import in_stack
@@ -288,6 +289,25 @@ def test_the_vendor_package_gets_the_arguments_that_it_supports(monkeypatch):
     )
     assert set(asked) == {jnp.dtype("int64")}
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), vendor, ragged)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 21, FEW_ROWS, FEW_ROWS + 1])
+def test_default_blocks_of_few_and_of_many_rows(rows, dtype):
+    """Widths that no block divides; the kernels of few rows have a name of their own in profiles."""
+    x, gate_up, down = (jnp.asarray(a, dtype) for a in normals(8, (rows, 70), (3, 70, 180), (3, 90, 70)))
+    sizes = jnp.int32(group_sizes(rows, 3)["uneven"])
+
+    def feed_forward(x, gate_up, down):
+        hidden = grouped_swiglu(x, gate_up, sizes, implementation="pallas")
+        return hidden, grouped_matmul(hidden, down, sizes, implementation="pallas")
+
+    hidden, out = fast_jit(feed_forward)(x, gate_up, down)
+    bound = 4 * ROUNDOFF[dtype]  # the references multiply in float32, too
+    assert_close(hidden, grouped_swiglu_reference(x, gate_up, sizes), bound)
+    assert_close(out, grouped_matmul_reference(hidden, down, sizes), bound)
+    is_few = "_few_rows" in str(jax.make_jaxpr(feed_forward)(x, gate_up, down))
+    assert is_few == (rows <= FEW_ROWS)
 
 
 def with_gradients(implementation, rows, weights, sizes, grad):
