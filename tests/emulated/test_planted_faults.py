@@ -21,7 +21,7 @@ from zaya_jax.plan.rocm.wheels import find_plugin
 KERNELS = {
     "residual_rms_norm": "residual_rms_norm",
     "flash_attention": "flash_attention",
-    "grouped_swiglu": "grouped_swiglu",
+    "grouped_swiglu": "grouped_swiglu_few_rows",
     "cca": "cca_grad_latent",
     "decode_attention": "decode_attention",
 }

@@ -178,6 +178,7 @@ def test_matrices_in_a_stack(implementation):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the default of CPUs")
 def test_a_cpu_takes_the_blocks():
     *arrays, sizes_E = operands("all groups")
     rows_PD, weights_EDF, grad_PF = (jnp.float32(x) for x in arrays)

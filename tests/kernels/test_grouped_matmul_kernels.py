@@ -6,6 +6,7 @@ have many.
 
 import functools
 import inspect
+import re
 import sys
 import types
 
@@ -294,7 +295,7 @@ def test_the_vendor_package_gets_the_arguments_that_it_supports(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 21, FEW_ROWS, FEW_ROWS + 1])
 def test_default_blocks_of_few_and_of_many_rows(rows, dtype):
-    """Widths that no block divides; the kernels of few rows have a name of their own in profiles."""
+    """Widths that no block divides."""
     x, gate_up, down = (jnp.asarray(a, dtype) for a in normals(8, (rows, 70), (3, 70, 180), (3, 90, 70)))
     sizes = jnp.int32(group_sizes(rows, 3)["uneven"])
 
@@ -303,11 +304,23 @@ def test_default_blocks_of_few_and_of_many_rows(rows, dtype):
         return hidden, grouped_matmul(hidden, down, sizes, implementation="pallas")
 
     hidden, out = fast_jit(feed_forward)(x, gate_up, down)
-    bound = 4 * ROUNDOFF[dtype]  # the references multiply in float32, too
+    # The references multiply in float32, too, and GPUs approximate exponentials.
+    bound = 8 * ROUNDOFF[dtype]
     assert_close(hidden, grouped_swiglu_reference(x, gate_up, sizes), bound)
     assert_close(out, grouped_matmul_reference(hidden, down, sizes), bound)
-    is_few = "_few_rows" in str(jax.make_jaxpr(feed_forward)(x, gate_up, down))
-    assert is_few == (rows <= FEW_ROWS)
+
+
+def test_kernels_of_few_rows_have_other_names():
+    """Profiles and reports would otherwise add up two kernels."""
+
+    def names(rows):
+        x, weights = jnp.zeros((rows, 8)), jnp.zeros((2, 8, 8))
+        traced = jax.make_jaxpr(lambda x, weights: grouped_matmul(x, weights, sizes, implementation="pallas"))
+        return set(re.findall(r"name=(grouped_matmul\w*)", str(traced(x, weights))))
+
+    sizes = jnp.int32([1, 0])
+    assert names(FEW_ROWS) == {"grouped_matmul_few_rows"}
+    assert names(FEW_ROWS + 1) == {"grouped_matmul"}
 
 
 def with_gradients(implementation, rows, weights, sizes, grad):

@@ -4,7 +4,7 @@ from kernel_tests import names_in
 
 WITHOUT = (
     # Tests that launch no kernel.
-    "test_a_cpu_takes_xla",
+    "test_the_default_is_that_of_the_platform",
     "test_errors",
     "test_no_tokens",
     "test_wrong_dtypes",

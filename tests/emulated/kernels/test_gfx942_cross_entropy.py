@@ -4,7 +4,7 @@ from kernel_tests import names_in
 
 WITHOUT = (
     # Tests that launch no kernel.
-    "test_a_cpu_takes_xla",
+    "test_the_default_is_that_of_the_platform",
     "test_a_logsumexp_in_one_pass",
     "test_a_logsumexp_of_nan_is_nan",
     "test_errors",

@@ -5,7 +5,7 @@ from kernel_tests import names_in
 WITHOUT = (
     # Tests that launch no kernel.
     "test_a_causal_sequence_uses_all_of_an_mi300x",
-    "test_a_cpu_takes_xla",
+    "test_the_default_is_that_of_the_platform",
     "test_dtypes_must_agree",
     "test_errors",
     "test_no_keys_and_no_queries",
