@@ -81,7 +81,7 @@ def _has_vector(letters: str, a: jax.Array, b: jax.Array) -> bool:
     """Whether one operand of each product of a batch is a vector: all its entries are summed over."""
     terms = letters.split("->")[0].split(",")
     sizes = [
-        # From the last axis on, because an ellipsis, which both operands share, may stand for any number.
+        # From the last axis on, because an ellipsis, which both operands share, may be any number of axes.
         dict(zip(reversed(term.removeprefix("...")), reversed(x.shape), strict=False))
         for term, x in zip(terms, (a, b), strict=True)
     ]
