@@ -333,12 +333,13 @@ def test_several_runs_have_labels(run, tmp_path):
         make_registry([run, other, pathlib.Path(str(run))])
 
 
-def test_the_server_ends_at_a_signal(run):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_ends_at_a_signal(run, number):
     words = [sys.executable, "-m", "zaya_jax.cli", "aegis", "metrics", str(run), "--port=0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert "/metrics" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, complaint = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Traceback" not in complaint

@@ -2,6 +2,7 @@
 
 import collections
 import pathlib
+import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from zaya_jax.aegis.views.prometheus_samples import METRICS, MetricSample, Watch
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_header import LOOPBACK, is_address, is_allowed, parse_host
+from zaya_jax.platform.stop_signals import stop_signals
 
 PORT = 9464
 """Default port, the same as that of OpenTelemetry's Prometheus exporters."""
@@ -55,8 +57,12 @@ def main(argv: Sequence[str]) -> None:
         # prometheus_client renames a complete file, so that node_exporter never reads a part of one.
         write_to_textfile(str(options.textfile), registry)
     else:
-        # The server runs in a daemon thread, for which this one must wait.
-        serve(registry, options.host, options.port, allowed_hosts=options.allow_host).join()
+        # Blocked signals stay pending until they are waited for, while an exception that a signal raises may
+        # come within a destructor, where Python ignores it.
+        signals = stop_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        serve(registry, options.host, options.port, allowed_hosts=options.allow_host)
+        raise SystemExit(128 + signal.sigwait(signals))
 
 
 def make_registry(runs: Sequence[pathlib.Path]) -> CollectorRegistry:
