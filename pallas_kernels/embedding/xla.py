@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.running_sums import running_sums
+
 
 @jax.custom_vjp
 def look_up_xla(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
@@ -34,10 +36,9 @@ def _scatter_add(empty_V0: jax.Array, tokens_P: jax.Array, grad_PD: jax.Array) -
 
 
 def sums_in_order(empty_V0: jax.Array, tokens_P: jax.Array, grad_PD: jax.Array) -> jax.Array:
-    """Adds the rows of each token in a fixed order.
+    """Adds the rows of each token in a fixed order, so that a repeated step has the same bits on a GPU.
 
-    A GPU executes a scatter-add with atomics, whose order and therefore rounding differs between runs: a
-    repeated step would differ from the first one. No array of the table's size is float32.
+    No array of the table's size is float32.
 
     Args:
       empty_V0: array with the table's length and dtype.
@@ -55,12 +56,7 @@ def sums_in_order(empty_V0: jax.Array, tokens_P: jax.Array, grad_PD: jax.Array) 
     sorted_P = tokens_P[order_P]
     changes_P = sorted_P[1:] != sorted_P[:-1]
     begins_P, ends_P = (jnp.pad(changes_P, side, constant_values=True) for side in ((1, 0), (0, 1)))
-
-    def add(left: tuple, right: tuple) -> tuple[jax.Array, jax.Array]:
-        (left_sum, left_begins), (right_sum, right_begins) = left, right
-        return right_sum + jnp.where(right_begins, 0, left_sum), left_begins | right_begins
-
-    sums_PD, _ = lax.associative_scan(add, (grad_PD[order_P], begins_P[:, None]))
+    sums_PD = running_sums(grad_PD[order_P], begins_P[:, None], axis=0)
     # The last row of a token has its sum. The others are written to different places beyond the end, that is
     # nowhere, so that no place is written twice.
     places_P = jnp.where(ends_P, sorted_P, num_tokens + jnp.arange(num_rows))

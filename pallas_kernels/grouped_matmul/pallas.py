@@ -43,6 +43,7 @@ FLOAT32_FEW_ROWS_BLOCKS = dataclasses.replace(
     product=dataclasses.replace(FEW_ROWS_BLOCKS.product, contracted=64),
     swiglu=dataclasses.replace(FEW_ROWS_BLOCKS.swiglu, contracted=64),
 )
+"""Settings for few rows of float32: blocks of as many bytes."""
 
 
 def blocks_for(dtype: Any, num_rows: int) -> Blocks:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from pallas_kernels.choice import choose
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS, ROWS_IN_PLACE
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
@@ -178,13 +179,13 @@ def test_matrices_in_a_stack(implementation):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the default of CPUs")
-def test_a_cpu_takes_the_blocks():
+def test_the_default_is_that_of_the_platform():
     *arrays, sizes_E = operands("all groups")
     rows_PD, weights_EDF, grad_PF = (jnp.float32(x) for x in arrays)
     default = with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, None)
-    blocked = with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, "blocked")
-    chex.assert_trees_all_equal(default, blocked)
+    is_cpu = jax.default_backend() == "cpu"  # where "xla" is "blocked"
+    name = "blocked" if is_cpu else choose("grouped_matmul", None, has_few_rows=True)
+    chex.assert_trees_all_equal(default, with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, name))
 
 
 LARGE = (2048, 64, 64, 96)

@@ -36,6 +36,7 @@ from zaya_jax.aegis.supervisor.restart_policy import EXCLUDE
 from zaya_jax.aegis.views.exporter import main, make_registry, serve
 from zaya_jax.aegis.views.goodput import BUCKETS, PRODUCTIVE, measure
 from zaya_jax.aegis.views.prometheus_samples import MAX_VALUES, METRICS
+from zaya_jax.errors import INTERRUPTED, RESUMABLE
 from zaya_jax.run_folder import tail
 from zaya_jax.run_folder.names import (
     AT,
@@ -333,13 +334,13 @@ def test_several_runs_have_labels(run, tmp_path):
         make_registry([run, other, pathlib.Path(str(run))])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_server_ends_at_a_signal(run, number):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, RESUMABLE)])
+def test_the_server_ends_at_a_signal(run, number, code):
     words = [sys.executable, "-m", "zaya_jax.cli", "aegis", "metrics", str(run), "--port=0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert "/metrics" in process.stdout.readline()
     process.send_signal(number)
     _, complaint = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == code
     assert "Traceback" not in complaint

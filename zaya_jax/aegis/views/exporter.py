@@ -57,12 +57,14 @@ def main(argv: Sequence[str]) -> None:
         # prometheus_client renames a complete file, so that node_exporter never reads a part of one.
         write_to_textfile(str(options.textfile), registry)
     else:
-        # Blocked signals stay pending until they are waited for, while an exception that a signal raises may
-        # come within a destructor, where Python ignores it.
+        # Not `join` of the server's thread: Python would not notice a signal that arrives between its last
+        # check and the start of the wait. Blocked signals stay pending until they are waited for.
         signals = stop_signals()
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         serve(registry, options.host, options.port, allowed_hosts=options.allow_host)
-        raise SystemExit(128 + signal.sigwait(signals))
+        number = signal.sigwait(signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.raise_signal(number)  # the handlers of all commands, which exit
 
 
 def make_registry(runs: Sequence[pathlib.Path]) -> CollectorRegistry:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cross_entropy import cross_entropy
 from pallas_kernels.precision import einsum
+from pallas_kernels.running_sums import running_sums
 from zaya_jax.config import DpoConfig, ExecutionConfig
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.pytree import pytree
@@ -276,18 +277,12 @@ def side_sums(values_BT: Float[Array, "B T"], segments_BT: Int[Array, "B T"]) ->
 def sums_at_ends(values_BT: Float[Array, "B T"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """Returns the sum over the tokens of each segment at its last token; 0 elsewhere.
 
-    A scan adds a segment's tokens in a fixed order. A scatter-add on a GPU adds in random order, so that a
-    resumed run would differ from an uninterrupted one.
+    They are added in a fixed order; otherwise a resumed run would differ from an uninterrupted one on a GPU.
     """
-
-    def add(left: tuple, right: tuple) -> tuple[jax.Array, jax.Array]:
-        (left_sum, left_begins), (right_sum, right_begins) = left, right
-        return right_sum + jnp.where(right_begins, 0, left_sum), left_begins | right_begins
-
     changes_BT = segments_BT[:, 1:] != segments_BT[:, :-1]
     # The first token of every row begins a segment, also in a row of one token.
     begins_BT = jnp.pad(changes_BT, ((0, 0), (1, 0)), constant_values=True)
-    sums_BT, _ = lax.associative_scan(add, (values_BT, begins_BT), axis=1)
+    sums_BT = running_sums(values_BT, begins_BT, axis=1)
     is_end_BT = jnp.pad(changes_BT, ((0, 0), (0, 1)), constant_values=True)
     return jnp.where(is_end_BT, sums_BT, 0)
 
