@@ -20,17 +20,29 @@ def cca_xla(
     """Returns rotated queries [B, T, N, H] and keys [B, T, K, H] in float32."""
     mixed_BTAH = _convolve(latent_BTC, tail_BWC, weights, segments_BT)
     latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
-    num_queries = latent_BTAH.shape[2] - weights.temperature_K.shape[0]
     # Padding counts as zeros. It is masked where values are read, here by a factor and below in the taps:
     # masked copies of latents or means would be stored once more.
-    factor = 1.0
-    if segments_BT is not None:
-        factor = (segments_BT != 0)[:, :, None, None, None].astype(jnp.float32)
-    latent_q_BTNH, latent_k_BTKH = jnp.split(latent_BTAH, [num_queries], axis=2)
+    factor_BT = None if segments_BT is None else (segments_BT != 0).astype(jnp.float32)
+    # Unfused, also in the backward pass: in a loop over [B*T, C] XLA would compute the head of each entry,
+    # and use no vectors.
+    return unfused(_heads, latent_BTAH, mixed_BTAH, weights.temperature_K, rotation, factor_BT)
+
+
+def _heads(
+    latent_BTAH: jax.Array,
+    mixed_BTAH: jax.Array,
+    temperature_K: jax.Array,
+    rotation: tuple[jax.Array, jax.Array],
+    factor_BT: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns queries and keys from the latents and the result of the convolutions."""
+    factor = 1.0 if factor_BT is None else factor_BT[:, :, None, None, None]
+    num_queries = latent_BTAH.shape[2] - temperature_K.shape[0]
+    latent_q_BTNH, latent_k_BTKH = jnp.split(latent_BTAH.astype(jnp.float32), [num_queries], axis=2)
     mean_q_BTNH, mean_k_BTKH = qk_mean(latent_q_BTNH, latent_k_BTKH, factor)
     mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
     q_BTNH = normalize(mixed_q_BTNH + mean_q_BTNH)
-    k_BTKH = normalize(mixed_k_BTKH + mean_k_BTKH) * weights.temperature_K[:, None]
+    k_BTKH = normalize(mixed_k_BTKH + mean_k_BTKH) * temperature_K[:, None]
     return rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
 
 
@@ -50,35 +62,46 @@ def qk_mean(
 def _convolve(
     latent_BTC: jax.Array, tail_BWC: jax.Array, weights: CcaWeights, segments_BT: jax.Array | None
 ) -> jax.Array:
-    """Applies both convolutions over time; returns [B, T, A, H], float32."""
+    """Applies both convolutions over time; returns [B, T, A, H], float32.
+
+    Only the operands of the product are rounded to the latent's dtype. On CPUs bfloat16 would be slower as
+    well: XLA rounds after each operation there, and its sums of bfloat16 numbers have no fast routine.
+    """
     batch, time, _ = latent_BTC.shape
-    dtype = latent_BTC.dtype
     heads, num_taps, width, _ = weights.grouped_kernel_AJHH.shape
-    latent_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
-    kernel_IC, bias_C = (x.astype(dtype) for x in (weights.depthwise_kernel_IC, weights.depthwise_bias_C))
-    segments_BS = segments_with_history(segments_BT, tail_BWC.shape[1])
-    is_token_BS = None
-    if segments_BT is not None:
-        # Tokens of the tail are never padding, even if the chunk begins with it.
-        is_token_BS = jnp.pad(segments_BT != 0, ((0, 0), (tail_BWC.shape[1], 0)), constant_values=True)
-    zero = jnp.zeros((), dtype)
-    taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=zero, is_token_BS=is_token_BS)
+    kernel_IC, bias_C = weights.depthwise_kernel_IC, weights.depthwise_bias_C
     # Several taps read each entry of the result: fused into them, it would be recomputed for each.
-    depthwise_BSC = unfused(_weighted_sum, kernel_IC, bias_C, taps)
+    depthwise_BSC = unfused(_depthwise, latent_BTC, tail_BWC, kernel_IC, bias_C, segments_BT)
+    segments_BS = segments_with_history(segments_BT, tail_BWC.shape[1])
     # Before the start of a document a tap reads the first convolution's bias, not zero: the sequence is
     # padded once, before the first convolution ([CCA] Listing 1).
     taps = taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)
     # With heads first and the taps concatenated, the convolution is one batch of matrix products.
     taps_APX = jnp.concatenate(
         [tap_BTC.reshape(-1, heads, width).transpose(1, 0, 2) for tap_BTC in taps], axis=-1
-    )
-    kernel_AXH = weights.grouped_kernel_AJHH.reshape(heads, num_taps * width, width).astype(dtype)
+    ).astype(latent_BTC.dtype)
+    kernel_AXH = weights.grouped_kernel_AJHH.reshape(heads, num_taps * width, width).astype(latent_BTC.dtype)
     mixed_APH = checkpoint_name(product(taps_APX, kernel_AXH, dtype=jnp.float32), KEPT)
     mixed_BTAH = mixed_APH.transpose(1, 0, 2).reshape(batch, time, heads, width)
     return mixed_BTAH + weights.grouped_bias_C.reshape(heads, width)
 
 
-def _weighted_sum(kernel_IC: jax.Array, bias_C: jax.Array, taps: list[jax.Array]) -> jax.Array:
+def _depthwise(
+    latent_BTC: jax.Array,
+    tail_BWC: jax.Array,
+    kernel_IC: jax.Array,
+    bias_C: jax.Array,
+    segments_BT: jax.Array | None,
+) -> jax.Array:
+    """Applies the first convolution, also to the tokens that only the second one reads, float32."""
+    latent_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1).astype(jnp.float32)
+    segments_BS = segments_with_history(segments_BT, tail_BWC.shape[1])
+    is_token_BS = None
+    if segments_BT is not None:
+        # Tokens of the tail are never padding, even if the chunk begins with it.
+        is_token_BS = jnp.pad(segments_BT != 0, ((0, 0), (tail_BWC.shape[1], 0)), constant_values=True)
+    zero = jnp.zeros((), latent_BSC.dtype)
+    taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=zero, is_token_BS=is_token_BS)
     # Tap by tap: an einsum would need all taps stacked, several times the size of the latent.
     for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
         bias_C = bias_C + kernel_C * tap_BSC

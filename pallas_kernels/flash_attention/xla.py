@@ -63,8 +63,8 @@ def _backward(saved, gradients):
     grad_BTNH, grad_logsumexp_BNT = gradients
     num_keys = k_BSKH.shape[2]
     q_BKGTH, grad_BKGTH = (group_heads(x, num_keys) for x in (q_BTNH, grad_BTNH))
-    # Infinite for a query without keys, so that its probabilities are zeros.
-    divisor_BNT = jnp.where(jnp.isneginf(logsumexp_BNT), jnp.inf, logsumexp_BNT)
+    # Unfused: XLA would choose between them, and add the logarithm, for each pair of a query and a key.
+    divisor_BNT = unfused(_divisor, logsumexp_BNT)
     divisor_BKGT = divisor_BNT.reshape(q_BKGTH.shape[:-1])
     probs_BKGTS = jnp.exp(_scores(q_BKGTH, k_BSKH, masking) - divisor_BKGT[..., None])
     grad_v_BSKH = _sum_over_queries(probs_BKGTS.astype(v_BSKH.dtype), grad_BKGTH)
@@ -89,6 +89,11 @@ def _scores(q_BKGTH: jax.Array, k_BSKH: jax.Array, masking: tuple[Any, ...]) -> 
     scores_BKGTS = scores_BKGTS * q_BKGTH.shape[-1] ** -0.5
     mask_BTS = visible_keys(q_BKGTH.shape[3], k_BSKH.shape[1], *masking)
     return jnp.where(mask_BTS[:, None, None], scores_BKGTS, LOWEST)
+
+
+def _divisor(logsumexp_BNT: jax.Array) -> jax.Array:
+    # Infinite for a query without keys, so that its probabilities are zeros.
+    return jnp.where(jnp.isneginf(logsumexp_BNT), jnp.inf, logsumexp_BNT)
 
 
 def _sum_of_products(x_BTNH: jax.Array, y_BTNH: jax.Array) -> jax.Array:

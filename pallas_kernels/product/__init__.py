@@ -22,7 +22,8 @@ def product(x: jax.Array, kernel: Matrix, *, dtype: Any = None) -> jax.Array:
     Args:
       x: rows, [*A, P, D].
       kernel: weights, [*A, D, F], one matrix for each product. Few rows read matrices of a stack in place.
-      dtype: dtype of the result; None for that of the operands. Sums are at least as wide.
+      dtype: dtype of the result; None for that of the operands. Sums are at least as wide. The gradient of a
+        wider result is rounded to the operands' dtype, so that its products are not slower ones in float32.
 
     Returns:
       Products, [*A, P, F], with the checkpoint name `PRODUCT`.

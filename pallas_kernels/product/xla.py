@@ -147,6 +147,8 @@ def _forward(x, kernel, stack, number, dtype):
 def _backward(dtype, saved, grad):
     del dtype
     x, kernel = saved
+    # A result may be wider than its operands, as logits are. The products of its gradient are not.
+    grad = grad.astype(jnp.promote_types(x.dtype, kernel.dtype))
     # Two products read the gradient. On GPUs XLA would compute a concatenated or masked one twice.
     grad = lax.platform_dependent(grad, cpu=lambda x: x, default=lax.optimization_barrier)
     grad_x = einsum("...pf,...df->...pd", grad, kernel).astype(x.dtype)

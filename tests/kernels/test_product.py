@@ -23,7 +23,8 @@ def test_values_and_gradients_are_those_of_a_product(x_shape, kernel_shape, dtyp
     x, kernel = (jax.random.normal(k, s, dtype) for k, s in zip(keys, (x_shape, kernel_shape), strict=False))
     out, pull = jax.vjp(lambda x, w: product(x, w, dtype=jnp.float32), x, kernel)
     expected, expected_pull = jax.vjp(product_reference, x, kernel)
-    grad = jax.random.normal(keys[2], out.shape)
+    # Representable in the operands' type, to which the backward pass rounds it.
+    grad = jax.random.normal(keys[2], out.shape, dtype).astype(out.dtype)
     # One rounding of a gradient to its own type, and the order of a sum of up to 256 terms.
     tolerance = 1e-5 if dtype == "float32" else 2**-8
     chex.assert_trees_all_close(out, expected, rtol=1e-5, atol=1e-5)
