@@ -10,10 +10,12 @@ from zaya_jax.options import load_config
 from zaya_jax.plan.arithmetic import (
     communication,
     data_rate,
+    float32_flops,
     gemms,
     memory_traffic,
     operations,
     recomputed_flops,
+    step_flops,
     step_seconds,
 )
 from zaya_jax.plan.devices import Cluster, find_device
@@ -280,7 +282,25 @@ def test_a_plan_is_consistent(zaya1_8b):
     assert plan.memory == memory_by_kind(for_platform(zaya1_8b, "rocm"), 1024)
     assert sum(plan.operations.forward.values()) * 3 == pytest.approx(plan.operations.training)
     flops = (plan.operations.training + plan.operations.recomputed) * 4 * 4096 + plan.operations.optimizer
-    assert plan.seconds["matrix units"] == pytest.approx(flops / 1307.4e12)
+    # Two layers of 256 x 256 and one of 256 x 17 in each of 40 routers, forward and backward.
+    in_float32 = 3 * 2 * 40 * (2 * 256 * 256 + 256 * 17) * 4 * 4096
+    seconds = (flops - in_float32) / 1307.4e12 + in_float32 / 163.4e12
+    assert plan.seconds["matrix units"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("remat", "passes"), [("products", 3), ("attention_and_experts", 4), ("group", 5)])
+def test_products_of_float32_operands_are_slower(zaya1_8b, remat, passes):
+    def flops(**options):
+        return float32_flops(with_execution(zaya1_8b, remat=remat, **options), 1024)
+
+    assert flops() == pytest.approx(passes * 2 * 40 * (2 * 256 * 256 + 256 * 17) * 4 * 4096)
+    newton_schulz = operations(zaya1_8b, 1024).optimizer
+    assert flops(dtype="float32") == pytest.approx(
+        step_flops(with_execution(zaya1_8b, remat=remat), 1024) - newton_schulz
+    )
+    optimizer = dataclasses.replace(zaya1_8b.optimizer, newton_schulz_dtype="float32")
+    config = dataclasses.replace(zaya1_8b, optimizer=optimizer)
+    assert float32_flops(config, 1024) - float32_flops(zaya1_8b, 1024) == pytest.approx(newton_schulz)
 
 
 def test_more_gpus_need_less_time_each(zaya1_8b):

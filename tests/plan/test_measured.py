@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from zaya_jax.options import load_config
-from zaya_jax.plan.arithmetic import communication, step_seconds
+from zaya_jax.plan.arithmetic import communication, float32_flops, step_flops, step_seconds
 from zaya_jax.plan.command import main
 from zaya_jax.plan.devices import Cluster, cluster_as_measured
 from zaya_jax.plan.gpus import MI300X
@@ -156,7 +156,12 @@ def test_measurements_replace_data_sheet_figures(zaya1_8b):
     assert set(resources) == {"matrix units", "memory", "links in the node", "network"}
     paper = Cluster(device=MI300X, nodes=2, gpus_per_node=8)
     ours, theirs = step_seconds(zaya1_8b, measured), step_seconds(zaya1_8b, paper)
-    assert ours["matrix units"] == pytest.approx(theirs["matrix units"] * MI300X.matrix_flops / 2e14)
+    single = float32_flops(zaya1_8b, 16)
+    short = step_flops(zaya1_8b, 16) - single
+    assert ours["matrix units"] == pytest.approx(short / 2e14 + single / MI300X.float32_flops)
+    measured, _ = cluster_as_measured(MI300X, 2, 8, [dataclasses.replace(products, dtype="float32")])
+    seconds = step_seconds(zaya1_8b, measured)["matrix units"]
+    assert seconds == pytest.approx(short / MI300X.matrix_flops + single / 2e14)
     assert ours["memory"] == pytest.approx(theirs["memory"] * MI300X.memory_bandwidth / 2e12)
     slower, _ = cluster_as_measured(MI300X, 2, 8, [times(nodes=2, devices_per_node=8, scale=3.0)])
     for resource in ("links in the node", "network"):

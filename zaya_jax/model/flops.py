@@ -79,6 +79,16 @@ def train_flops_per_token(
     return 3.0 * math.fsum(forward.values()) - saved
 
 
+def float32_router_flops(config: ModelConfig) -> float:
+    """Operations per token of the router's products whose operands are float32 in bfloat16 training too.
+
+    They are those of the forward pass after the first one, which multiplies the normalized stream.
+    """
+    first = "layers/router/down_proj/kernel", "layers/router/kernel"
+    in_router = {path: flops for path, flops in _products(config).items() if path.split("/")[1] == "router"}
+    return math.fsum(flops for path, flops in in_router.items() if path not in first)
+
+
 def _products(config: ModelConfig) -> dict[str, float]:
     """Operations per token of the products with weights, by path of the weight."""
     blocks = ("attention", "experts", "router")

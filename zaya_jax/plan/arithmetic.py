@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
-from zaya_jax.model.flops import forward_flops_per_token, train_flops_per_token
+from zaya_jax.model.flops import float32_router_flops, forward_flops_per_token, train_flops_per_token
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.by_layer import layers_per_message, shared_experts
@@ -31,6 +31,8 @@ from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, ow
 
 LAYERS_AGAIN = {"block": 1, "layer": 1, "group": 2}
 """Number of times that a remat policy recomputes a whole layer; the others keep the outputs of products."""
+ROUTERS_AGAIN = LAYERS_AGAIN | {"attention_and_experts": 1}
+"""Number of times that a remat policy recomputes a router."""
 MATRIX_UNITS, MEMORY, LINKS = "matrix units", "memory", ("links in the node", "network")
 """Resources of a GPU."""
 PAGE_BYTES = 4096
@@ -324,6 +326,19 @@ def step_flops(config: Config, num_gpus: int) -> float:
     return (work.training + work.recomputed) * tokens + work.optimizer
 
 
+def float32_flops(config: Config, num_gpus: int) -> float:
+    """FLOPs, of those of `step_flops`, of products with float32 operands."""
+    work = operations(config, num_gpus)
+    if config.execution.dtype == "float32":
+        per_token = work.training + work.recomputed
+    else:
+        # Forward, and backward for both operands.
+        passes = 3 + ROUTERS_AGAIN.get(config.execution.remat, 0)
+        per_token = passes * float32_router_flops(config.model)
+    tokens = config.data.batch_size * config.data.sequence_length / num_gpus
+    return per_token * tokens + work.optimizer * (config.optimizer.newton_schulz_dtype == "float32")
+
+
 def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
     """Estimated time of each resource for a step: products and memory at full or measured rate, links by the
     cluster's case or measurements.
@@ -331,8 +346,9 @@ def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
     Messages include padding. For lower bounds see `zaya_jax.plan.bounds`.
     """
     device, links = cluster.device, communication(config, cluster)
+    flops, in_float32 = (count(config, cluster.num_gpus) for count in (step_flops, float32_flops))
     return {
-        MATRIX_UNITS: step_flops(config, cluster.num_gpus) / device.matrix_flops,
+        MATRIX_UNITS: (flops - in_float32) / device.matrix_flops + in_float32 / device.float32_flops,
         MEMORY: memory_traffic(config, cluster.num_gpus) / device.memory_bandwidth,
         **dict(zip(LINKS, (links.link_seconds, links.network_seconds), strict=True)),
     }

@@ -55,8 +55,13 @@ class Cluster:
 
     @property
     def product_flops(self) -> float:
-        """FLOP/s that products reach."""
+        """FLOP/s that products of bfloat16 operands reach."""
         return self.case.product_share * self.device.matrix_flops
+
+    @property
+    def float32_product_flops(self) -> float:
+        """FLOP/s that products of float32 operands reach."""
+        return self.case.product_share * self.device.float32_flops
 
     def in_case(self, case: PlanCase) -> "Cluster":
         """Returns the cluster with the assumptions of another case."""
@@ -114,8 +119,9 @@ def cluster_as_measured(
     collectives = None
     for each in files:
         if isinstance(each, ProductTimes):
-            # The best measured product replaces the data-sheet peak.
-            device = dataclasses.replace(device, matrix_flops=each.best_rate)
+            # The best measured product replaces the data-sheet peak of its dtype.
+            peak = "float32_flops" if each.dtype == "float32" else "matrix_flops"
+            device = dataclasses.replace(device, **{peak: each.best_rate})
             measured_by["matrix units"] = each.what
         elif isinstance(each, PassTimes):
             device = dataclasses.replace(device, memory_bandwidth=each.bandwidth)

@@ -46,6 +46,7 @@ class Device:
       platform: "rocm" or "cuda", as in `pallas_kernels.choice`.
       memory_bytes: bytes of HBM.
       matrix_flops: peak dense bfloat16 FLOP/s from the data sheet; a multiply-add counts as two.
+      float32_flops: the same for products of float32 operands, without rounding them to a shorter type.
       memory_bandwidth: bytes per second of HBM, measured where a measurement is published.
       link_bandwidth: bytes per second between two GPUs of a node, one way.
       network_bandwidth: bytes per second of a GPU's NIC, one way.
@@ -59,6 +60,7 @@ class Device:
     platform: str
     memory_bytes: int
     matrix_flops: float
+    float32_flops: float
     memory_bandwidth: float
     link_bandwidth: float
     network_bandwidth: float
@@ -121,6 +123,7 @@ MI300X = Device(
     platform="rocm",
     memory_bytes=192 * 10**9,
     matrix_flops=PEAK_FLOPS["MI300X"],
+    float32_flops=163.4e12,
     memory_bandwidth=4.33e12,  # measured, [ZAYA1-base] section III; 5.3e12 on paper
     link_bandwidth=64e9,  # an Infinity Fabric link has 128 GB/s, both ways together
     network_bandwidth=50e9,  # Pollara, 400 Gb/s, one a GPU: [ZAYA1-8B] appendix A
@@ -145,6 +148,7 @@ MI355X = Device(
     platform="rocm",
     memory_bytes=288 * 10**9,
     matrix_flops=PEAK_FLOPS["MI355X"],
+    float32_flops=157.3e12,
     memory_bandwidth=8.0e12,
     link_bandwidth=76.8e9,  # a link has 153.6 GB/s, both ways together
     network_bandwidth=50e9,
@@ -156,6 +160,7 @@ H100 = Device(
     platform="cuda",
     memory_bytes=80 * 10**9,
     matrix_flops=PEAK_FLOPS["H100"],
+    float32_flops=66.9e12,  # without tensor cores, which round to tf32
     memory_bandwidth=3.036e12,  # measured, [ZAYA1-base] section III; 3.35e12 on paper
     link_bandwidth=450e9 / 7,  # through a switch, 450 GB/s one way to all seven others together
     network_bandwidth=50e9,
@@ -175,6 +180,7 @@ B200 = Device(
     platform="cuda",
     memory_bytes=180 * 10**9,
     matrix_flops=PEAK_FLOPS["B200"],
+    float32_flops=75e12,  # without tensor cores: 600 for 8 GPUs
     memory_bandwidth=7.7e12,  # HGX B200: 62 TB/s for 8 GPUs
     link_bandwidth=900e9 / 7,  # through a switch, 900 GB/s one way to all seven others together
     network_bandwidth=50e9,

@@ -13,7 +13,12 @@ from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.links import bus_factor
 
 DEVICE = dataclasses.replace(
-    MI300X, matrix_flops=1e12, memory_bandwidth=1e9, link_bandwidth=1e9, network_bandwidth=1e9
+    MI300X,
+    matrix_flops=1e12,
+    float32_flops=1e11,
+    memory_bandwidth=1e9,
+    link_bandwidth=1e9,
+    network_bandwidth=1e9,
 )
 CLUSTER = Cluster(device=DEVICE, nodes=4, gpus_per_node=2)
 LINKS_REACHED, NETWORK_REACHED = 0.70, 0.88
@@ -73,6 +78,13 @@ def test_kernels_count_with_their_bounds_as_often_as_they_run():
     assert time.works["experts"].num_bytes == 10 * 3 * 2 * 1024**2
     assert time.works[REST].seconds == pytest.approx(COPY)
     assert modelled(start="", done="", share=1e-4).seconds == pytest.approx(10 * 2 * 1024**3 / 1e8 + COPY)
+
+
+def test_products_of_float32_operands_have_their_own_peak():
+    text = TEXT.format(trips=10, start="", done="").replace("bf16[1024,1024]", "f32[1024,1024]")
+    loop = model_step(Program(text), with_share(CLUSTER, 1e-3)).works["experts"]
+    assert loop.flops == 10 * 2 * 1024**3
+    assert loop.seconds == pytest.approx(10 * 2 * 1024**3 / 1e8)
 
 
 def test_computation_during_a_collective_hides_it():

@@ -298,7 +298,7 @@ def test_gradients_are_summed_in_float32_without_shared_experts():
     assert "48.3 GB of experts and their gradients within each node" in own
 
 
-@pytest.mark.parametrize(("preset", "rate"), [("zaya1_8b", 21_995), ("zaya1_74b", 3_187)])
+@pytest.mark.parametrize(("preset", "rate"), [("zaya1_8b", 21_786), ("zaya1_74b", 3_178)])
 def test_one_after_the_other_is_the_sum_of_all_resources(preset, rate):
     plan = plan_of(preset)
     in_turn = plan.seconds["matrix units"] / 0.4 + sum(

@@ -1,8 +1,10 @@
 """FLOPs of a compiled program's kernels, including Pallas kernels, whose work XLA does not know."""
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from zaya_jax.plan.compiled.hlo import Instruction, Program, matrix_product
+from zaya_jax.plan.compiled.hlo import Instruction, Program, Shape, matrix_product
 
 _TRITON = 'custom_call_target="__gpu$xla.gpu.triton"'
 _SCORES = {"flash_attention": 2, "flash_attention_grad_keys": 4, "flash_attention_grad_queries": 3}
@@ -10,22 +12,47 @@ _SCORES = {"flash_attention": 2, "flash_attention_grad_keys": 4, "flash_attentio
 those, and the gradients of values and keys; scores, and the gradients of probabilities and queries."""
 
 
-def kernel_flops(program: Program, instruction: Instruction, computation: str) -> float:
+class KernelFlops(NamedTuple):
+    """FLOPs of a kernel's products by the type of their operands; a multiply-add counts as two."""
+
+    short: float = 0.0
+    """With bfloat16 operands, or others of at most 16 bits."""
+    float32: float = 0.0
+    """With float32 operands, which take several times as long."""
+
+    @property
+    def total(self) -> float:
+        """FLOPs of all products."""
+        return self.short + self.float32
+
+
+def kernel_flops(program: Program, instruction: Instruction, computation: str) -> KernelFlops:
     """FLOPs of one kernel: a library's product, products fused into it, or a Pallas kernel.
 
-    A multiply-add counts as two. Attention counts the unmasked part where one document fills a sequence.
+    Attention counts the unmasked part where one document fills a sequence.
     """
     shapes = program.shapes(computation)
     if instruction.opcode == "fusion":
-        return math.fsum(
-            matrix_product(inner, program.shapes(name))[0]
+        products = [
+            _of_operands(matrix_product(inner, program.shapes(name))[0], inner, program.shapes(name))
             for name in instruction.called
             for inner in program.computations.get(name, ())
-        )
+        ]
+        return KernelFlops(*map(math.fsum, zip(*products, strict=True)))
     if is_pallas(instruction):
         operands = [shapes[name][0].sizes for name in instruction.operands if shapes.get(name)]
-        return _of_pallas(_name(instruction), operands, instruction.shapes[0].sizes)
-    return matrix_product(instruction, shapes)[0]
+        flops = _of_pallas(_name(instruction), operands, instruction.shapes[0].sizes)
+    else:
+        flops = matrix_product(instruction, shapes)[0]
+    return _of_operands(flops, instruction, shapes)
+
+
+def _of_operands(
+    flops: float, instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]
+) -> KernelFlops:
+    """FLOPs of a product by the type of its first operand."""
+    dtypes = [shapes[name][0].dtype for name in instruction.operands if shapes.get(name)]
+    return KernelFlops(float32=flops) if dtypes[:1] == ["f32"] else KernelFlops(short=flops)
 
 
 def is_pallas(instruction: Instruction) -> bool:

@@ -1,10 +1,11 @@
 """A model of the time of a compiled step. docs/validation.md compares it with one H200, not with MI300X.
 
-Kernels run one after the other in the scheduled order. Each takes the longer of its operations at a share of
-the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, and take the time
-of `zaya_jax.plan.links`; the step waits for a collective at its done instruction. Two collectives run at the
-same time only if the program assigns them to different streams, and one uses the links of a node and the
-other the NICs; in cases without `PlanCase.links_at_once` always one after the other.
+Kernels run one after the other in the scheduled order. Each takes the longer of its operations, at a share of
+the peak for the type of their operands, and its bytes at the memory bandwidth. Collectives run concurrently
+with kernels, and take the time of `zaya_jax.plan.links`; the step waits for a collective at its done
+instruction. Two collectives run at the same time only if the program assigns them to different streams, and
+one uses the links of a node and the other the NICs; in cases without `PlanCase.links_at_once` always one
+after the other.
 """
 
 import collections
@@ -156,7 +157,6 @@ class _Replay:
 
     def __init__(self, program: Program, cluster: Cluster):
         self._program, self._cluster = program, cluster
-        self._flops, self._bandwidth = cluster.product_flops, cluster.device.memory_bandwidth
         self.now = 0.0
         self.collective_seconds = self.between_nodes_seconds = 0.0
         self.exposed: dict[str, float] = collections.defaultdict(float)
@@ -248,9 +248,11 @@ class _Replay:
     def _compute(self, instruction: Instruction, computation: str, weight: float) -> None:
         num_bytes = instruction_bytes(self._program, instruction, computation)
         flops = kernel_flops(self._program, instruction, computation)
-        rate = self._flops * (self._cluster.case.kernel_rate if is_pallas(instruction) else 1.0)
+        cluster = self._cluster
+        compute = flops.short / cluster.product_flops + flops.float32 / cluster.float32_product_flops
+        compute /= cluster.case.kernel_rate if is_pallas(instruction) else 1.0
         # Roofline: the longer of compute and memory time.
-        seconds = max(flops / rate, num_bytes / self._bandwidth)
+        seconds = max(compute, num_bytes / cluster.device.memory_bandwidth)
         if not seconds:
             return
         self.now += seconds
@@ -259,7 +261,7 @@ class _Replay:
         before = self.works[kind]
         self.works[kind] = WorkTime(
             seconds=before.seconds + weight * seconds,
-            flops=before.flops + weight * flops,
+            flops=before.flops + weight * flops.total,
             num_bytes=before.num_bytes + weight * num_bytes,
         )
 

@@ -119,13 +119,17 @@ def verdict(step: CompiledStep, plan: Plan) -> str:
 
 def devices_table() -> Table:
     """The GPUs that a plan can be made for, one per row."""
-    columns = map(number_column, ("HBM\nGB", "bf16\nTFLOP/s", "HBM\nTB/s", "link\nGB/s", "NIC\nGB/s", "W"))
+    columns = map(
+        number_column,
+        ("HBM\nGB", "bf16\nTFLOP/s", "float32\nTFLOP/s", "HBM\nTB/s", "link\nGB/s", "NIC\nGB/s", "W"),
+    )
     title = "GPUs; none of these figures was measured by this project"
     table = Table(name_column("GPU"), *columns, name_column("source"), title=title)
     for device in DEVICES.values():
         figures = (
             device.memory_bytes / 1e9,
             device.matrix_flops / 1e12,
+            device.float32_flops / 1e12,
             device.memory_bandwidth / 1e12,
             device.link_bandwidth / 1e9,
             device.network_bandwidth / 1e9,
