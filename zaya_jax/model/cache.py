@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.flash_attention import flash_attention
+from pallas_kernels.fusion import as_bits, from_bits
 from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.errors import UserError
 from zaya_jax.model.attention.block import attend_within, variant_of
@@ -36,8 +37,8 @@ from zaya_jax.model.attention.sharded_cache import (
 )
 from zaya_jax.pytree import pytree, static
 
-Pool = tuple[Float[Array, "B Z K H"], Float[Array, "B Z K H"]]
-"""Rotated keys, and values."""
+Pool = tuple[Shaped[Array, "B Z K H"], Shaped[Array, "B Z K H"]]
+"""Rotated keys, and values, in the form of `as_bits`: each layer of each token writes to a few slots."""
 Padding = Literal["left", "right"]
 """Side of the padding of chunks: on the left it occupies slots; on the right it is not stored."""
 Exchange = Literal["tree", "ring"]
@@ -66,6 +67,16 @@ class Cache:
     padding: Padding = static(default="left")
     takes_dtype: bool = static(default=False)
     """Whether keys and values get the type of the model that writes them first."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of keys and values."""
+        return _numbers_in(self.pool[0].dtype)
+
+
+def _numbers_in(dtype: np.dtype) -> np.dtype:
+    """Type of the numbers in a pool of a dtype."""
+    return jnp.dtype(jnp.bfloat16) if dtype == jnp.uint16 else dtype
 
 
 def num_new_tokens(cache: Cache | None, segments_BT: Int[Array, "B T"] | None) -> Int[Array, " B"] | None:
@@ -124,7 +135,7 @@ def init_cache(
     pool = (batch_size, num_slots, config.num_key_value_heads, config.head_dim)
     # Zeros, not uninitialized memory: masked values are multiplied by 0, and NaN times 0 is NaN.
     return Cache(
-        pool=(jnp.zeros(pool, dtype or "bfloat16"), jnp.zeros(pool, dtype or "bfloat16")),
+        pool=(as_bits(jnp.zeros(pool, dtype or "bfloat16")), as_bits(jnp.zeros(pool, dtype or "bfloat16"))),
         state=variant_of(config).empty_state(config, batch_size),
         length=jnp.zeros((), jnp.int32),
         first_B=jnp.zeros((batch_size,), jnp.int32),
@@ -141,7 +152,7 @@ def with_dtype(cache: Cache, dtype: DTypeLike) -> Cache:
     if not cache.takes_dtype:
         return cache
     # The pool is still empty. A bfloat16 pool would round the keys of a float32 model.
-    keys, values = (part.astype(dtype) for part in cache.pool)
+    keys, values = (as_bits(from_bits(part, cache.dtype).astype(dtype)) for part in cache.pool)
     return dataclasses.replace(cache, pool=(keys, values), takes_dtype=False)
 
 
@@ -293,7 +304,8 @@ def _in_order(part_BSKH: jax.Array, length: jax.Array) -> jax.Array:
 
 
 def _slots_of(pool: Pool, layer: LayerSlots, size: int) -> tuple[jax.Array, jax.Array]:
-    keys, values = (lax.dynamic_slice_in_dim(part, layer.first, size, axis=1) for part in pool)
+    slots = (lax.dynamic_slice_in_dim(part, layer.first, size, axis=1) for part in pool)
+    keys, values = (from_bits(part, _numbers_in(part.dtype)) for part in slots)
     return keys, values
 
 
@@ -309,7 +321,7 @@ def _write(
     """Writes the last tokens of a chunk, as many as the layer has slots, or this device's part of them."""
     if num_new_B is not None:
         return _write_by_row(pool, (k_BTKH, v_BTKH), layer, cache, num_new_B)
-    keys, values = ((part, new.astype(part.dtype)) for part, new in zip(pool, (k_BTKH, v_BTKH), strict=True))
+    keys, values = ((part, _stored(new, part)) for part, new in zip(pool, (k_BTKH, v_BTKH), strict=True))
     time = k_BTKH.shape[1]
     place_T, is_kept_T = _places(cache.length + jnp.arange(time), layer, cache, kinds)
     if time == 1:  # with left padding all sequences write the same slot: a slice instead of a scatter
@@ -326,6 +338,11 @@ def _write(
     return tuple(part.at[:, slot_T].set(new, mode="drop") for part, new in (keys, values))  # pyright: ignore
 
 
+def _stored(new: jax.Array, part: jax.Array) -> jax.Array:
+    """New keys or values in the form of their part of the pool."""
+    return as_bits(new.astype(_numbers_in(part.dtype)))
+
+
 def _write_by_row(
     pool: Pool, new: tuple[jax.Array, jax.Array], layer: LayerSlots, cache: Cache, num_new_B: jax.Array
 ) -> Pool:
@@ -335,8 +352,7 @@ def _write_by_row(
     slot_BT = kept_slots(cache.length[:, None], num_new_B[:, None], layer, time, beyond=size)
     row_B1 = jnp.arange(len(num_new_B))[:, None]
     return tuple(  # pyright: ignore
-        part.at[row_B1, slot_BT].set(x.astype(part.dtype), mode="drop")
-        for part, x in zip(pool, new, strict=True)
+        part.at[row_B1, slot_BT].set(_stored(x, part), mode="drop") for part, x in zip(pool, new, strict=True)
     )
 
 
