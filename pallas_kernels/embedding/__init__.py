@@ -1,12 +1,13 @@
-"""Embedding lookup. There is no custom kernel: XLA's gather is already bound by the memory that it reads.
+"""Embedding lookup, and products with all rows of a table, as in a tied output head. There is no custom
+kernel: XLA's gather is already bound by the memory that it reads.
 
 Letters: B batch, T time, V vocabulary, D width.
 """
 
 import jax
 
-from pallas_kernels.embedding.quantized import QuantizedTable, product_with_rows
-from pallas_kernels.embedding.xla import look_up_xla
+from pallas_kernels.embedding.quantized import QuantizedTable, product_with_quantized_rows
+from pallas_kernels.embedding.xla import look_up_xla, product_xla
 
 
 def look_up(table_VD: jax.Array | QuantizedTable, tokens_BT: jax.Array) -> jax.Array:
@@ -22,3 +23,15 @@ def look_up(table_VD: jax.Array | QuantizedTable, tokens_BT: jax.Array) -> jax.A
     if isinstance(table_VD, QuantizedTable):
         return table_VD.rows(tokens_BT)
     return look_up_xla(table_VD, tokens_BT)
+
+
+def product_with_rows(x_BTD: jax.Array, table_VD: jax.Array | QuantizedTable) -> jax.Array:
+    """Returns the products of hidden states with all rows of a table, float32 [B, T, V].
+
+    Args:
+      x_BTD: final hidden states, float32 or bfloat16, to which the table is converted.
+      table_VD: embedding table.
+    """
+    if isinstance(table_VD, QuantizedTable):
+        return product_with_quantized_rows(x_BTD, table_VD)
+    return product_xla(x_BTD, table_VD.astype(x_BTD.dtype))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.precision import einsum
+from pallas_kernels.embedding.xla import product_xla
 
 PART_BYTES = 2**26
 """Largest part of the table that is dense at a time, in bytes of the compute dtype."""
@@ -28,21 +28,17 @@ class QuantizedTable(NamedTuple):
         return self.values_VD[tokens].astype(jnp.float32) * self.scales_V1[tokens]
 
 
-def product_with_rows(x_BTD: jax.Array, table: QuantizedTable) -> jax.Array:
+def product_with_quantized_rows(x_BTD: jax.Array, table: QuantizedTable) -> jax.Array:
     """Computes the product with all rows, float32 [B, T, V].
 
     The table is dequantized part by part to the dtype of `x_BTD`, so that it never exists as a whole.
-
-    Args:
-      x_BTD: final hidden states.
-      table: embedding table.
     """
     num_rows, width = table.values_VD.shape
     parts = _num_parts(num_rows, width * x_BTD.dtype.itemsize)
 
     def multiply(part: QuantizedTable) -> jax.Array:
         rows = part.values_VD.astype(jnp.float32) * part.scales_V1
-        return einsum("btd,vd->btv", x_BTD, rows.astype(x_BTD.dtype), dtype=jnp.float32)
+        return product_xla(x_BTD, rows.astype(x_BTD.dtype))
 
     out_KBTV = lax.map(multiply, jax.tree.map(lambda x: x.reshape(parts, -1, x.shape[-1]), table))
     return jnp.moveaxis(out_KBTV, 0, -2).reshape(*x_BTD.shape[:-1], num_rows)

@@ -1,11 +1,13 @@
-"""Gradients of `look_up`, added by a scatter on CPUs and in a fixed order on GPUs, against float64."""
+"""Gradients of `look_up`, added by a scatter on CPUs and in a fixed order on GPUs, and products with all
+rows, against float64.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.embedding import look_up
+from pallas_kernels.embedding import look_up, product_with_rows
 from pallas_kernels.embedding.xla import sums_in_order
 
 WIDTH, NUM_TOKENS = 5, 11
@@ -56,3 +58,21 @@ def test_on_a_gpu_no_row_is_added_to_another_in_memory(platform):
     text = jax.jit(gradient).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
     assert "stablehlo.scatter" in text
     assert "unique_indices = false" not in text
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (1, 1), (2, 1), (1, 3), (4, 4), (17, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_with_all_rows_and_their_gradients(shape, dtype):
+    """Few tokens are the right operand on CPUs, and a single one is padded."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, table = (jax.random.normal(k, s, dtype) for k, s in zip(keys, ((*shape, 64), (50, 64)), strict=False))
+    out, pull = jax.vjp(product_with_rows, x, table)
+    wide_x, wide_table = np.float64(x), np.float64(table)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, wide_x @ wide_table.T, atol=2e-5)
+    grad = jax.random.normal(keys[2], out.shape)
+    grad_x, grad_table = pull(grad)
+    tolerance = {"rtol": 1e-5, "atol": 2e-5} if dtype == "float32" else {"rtol": 2**-8, "atol": 1e-4}
+    np.testing.assert_allclose(np.float64(grad_x), np.float64(grad) @ wide_table, **tolerance)
+    expected = np.einsum("btv,btd->vd", np.float64(grad), wide_x)
+    np.testing.assert_allclose(np.float64(grad_table), expected, **tolerance)

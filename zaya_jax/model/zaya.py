@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.embedding import QuantizedTable, look_up, product_with_rows
-from pallas_kernels.precision import einsum
+from pallas_kernels.embedding import look_up, product_with_rows
 from pallas_kernels.product import StackedMatrix, own_matrix
 from pallas_kernels.rms_norm import add_to_stream, residual_rms_norm, rms_norm
 from zaya_jax.config import ExecutionConfig, ModelConfig
@@ -232,11 +231,7 @@ def embed(weights: Mapping, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D
 def head(config: ModelConfig, params: Mapping, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
     """Computes the logits of the tied head in float32."""
     # float32: with 262,272 logits rounded to 8 bits, many tokens would have equal probabilities.
-    table_VD = params["embedding"]["table"]
-    if isinstance(table_VD, QuantizedTable):
-        logits_BTV = product_with_rows(x_BTD, table_VD)
-    else:
-        logits_BTV = einsum("btd,vd->btv", x_BTD, table_VD.astype(x_BTD.dtype), dtype=jnp.float32)
+    logits_BTV = product_with_rows(x_BTD, params["embedding"]["table"])
     return logits_BTV + params["head"]["bias"] if config.lm_head_bias else logits_BTV
 
 
