@@ -41,10 +41,10 @@ def times_table(times: Mapping[str, StepTime], plan: Plan) -> Table:
 
 
 _ASSUMED = (
-    "each kernel takes the longer of its products at that share of the data-sheet peak and its bytes at the "
-    "memory bandwidth; collectives in a node and between nodes overlap if they have different streams, "
-    "others run one at a time. published: all-reduces of one and two nodes of MI300X with "
-    "CX-7 NICs, all-to-alls at the rate that AMD's validation suite expects, "
+    "each kernel takes the longer of its products, at that share of the data-sheet peak for their operands' "
+    "type, and its bytes at the memory bandwidth; collectives in a node and between nodes overlap if they "
+    "have different streams, others run one at a time. published: all-reduces of one and two nodes of MI300X "
+    "with CX-7 NICs, all-to-alls at the rate that AMD's validation suite expects, "
     f"{1e6 * PUBLISHED.network_step_seconds:.3g} us for each further node of a ring. optimistic: two nodes "
     "with Pollara NICs, all-to-alls as fast as rings, "
     f"{1e6 * OPTIMISTIC.network_step_seconds:.3g} us. pessimistic: the slowest cluster that AMD's suite "
