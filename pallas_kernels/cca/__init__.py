@@ -78,7 +78,7 @@ def cca(
         # The kernels read all of the layer's matrices: reading them in the stack would save nothing.
         weights = weights._replace(grouped_kernel_AJHH=own_matrix(weights.grouped_kernel_AJHH))
         return _pallas(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks)
-    # Unfused for the gradient, which is padded: XLA would pad it once for each reader, entry by entry.
+    # Unfused for the gradient, which is padded: fused with the sum that reads it, padding was slower.
     latent_BTC = unfused(lambda x_BTX: x_BTX[:, :, : tail_BWC.shape[2]], latent_BTX)
     q_BTNH, k_BTKH = cca_xla(latent_BTC, tail_BWC, weights, rotation, segments_BT)
     return q_BTNH.astype(latent_BTC.dtype), k_BTKH.astype(latent_BTC.dtype)

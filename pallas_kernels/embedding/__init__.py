@@ -7,7 +7,7 @@ Letters: B batch, T time, V vocabulary, D width.
 import jax
 
 from pallas_kernels.embedding.quantized import QuantizedTable, product_with_quantized_rows
-from pallas_kernels.embedding.xla import look_up_xla, product_xla
+from pallas_kernels.embedding.xla import look_up_xla, product_with_rows_xla
 
 
 def look_up(table_VD: jax.Array | QuantizedTable, tokens_BT: jax.Array) -> jax.Array:
@@ -34,4 +34,4 @@ def product_with_rows(x_BTD: jax.Array, table_VD: jax.Array | QuantizedTable) ->
     """
     if isinstance(table_VD, QuantizedTable):
         return product_with_quantized_rows(x_BTD, table_VD)
-    return product_xla(x_BTD, table_VD.astype(x_BTD.dtype))
+    return product_with_rows_xla(x_BTD, table_VD.astype(x_BTD.dtype))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.embedding.xla import product_xla
+from pallas_kernels.embedding.xla import product_with_rows_xla
 
 PART_BYTES = 2**26
 """Largest part of the table that is dense at a time, in bytes of the compute dtype."""
@@ -24,7 +24,7 @@ class QuantizedTable(NamedTuple):
     """Scale of each token, float32."""
 
     def rows(self, tokens: jax.Array) -> jax.Array:
-        """Rows of tokens, float32."""
+        """Returns the dequantized rows of tokens [...], float32 [..., D]."""
         return self.values_VD[tokens].astype(jnp.float32) * self.scales_V1[tokens]
 
 
@@ -38,7 +38,7 @@ def product_with_quantized_rows(x_BTD: jax.Array, table: QuantizedTable) -> jax.
 
     def multiply(part: QuantizedTable) -> jax.Array:
         rows = part.values_VD.astype(jnp.float32) * part.scales_V1
-        return product_xla(x_BTD, rows.astype(x_BTD.dtype))
+        return product_with_rows_xla(x_BTD, rows.astype(x_BTD.dtype))
 
     out_KBTV = lax.map(multiply, jax.tree.map(lambda x: x.reshape(parts, -1, x.shape[-1]), table))
     return jnp.moveaxis(out_KBTV, 0, -2).reshape(*x_BTD.shape[:-1], num_rows)

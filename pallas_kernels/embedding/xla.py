@@ -69,7 +69,7 @@ def sums_in_order(empty_V0: jax.Array, tokens_P: jax.Array, grad_PD: jax.Array) 
     return zeros_VD.at[places_P].set(sums_PD.astype(zeros_VD.dtype), mode="drop", unique_indices=True)
 
 
-def product_xla(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
+def product_with_rows_xla(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
     """Returns the products with all rows of a table of the same dtype, float32 [B, T, V].
 
     On CPUs few tokens are the right operand. XLA packs that one before it multiplies, which takes longer than

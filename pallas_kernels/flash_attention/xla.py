@@ -63,7 +63,7 @@ def _backward(saved, gradients):
     grad_BTNH, grad_logsumexp_BNT = gradients
     num_keys = k_BSKH.shape[2]
     q_BKGTH, grad_BKGTH = (group_heads(x, num_keys) for x in (q_BTNH, grad_BTNH))
-    # Unfused: XLA would choose between them, and add the logarithm, for each pair of a query and a key.
+    # Unfused: otherwise XLA would compute a query's divisor again for each key.
     divisor_BNT = unfused(_divisor, logsumexp_BNT)
     divisor_BKGT = divisor_BNT.reshape(q_BKGTH.shape[:-1])
     probs_BKGTS = jnp.exp(_scores(q_BKGTH, k_BSKH, masking) - divisor_BKGT[..., None])

@@ -39,7 +39,7 @@ class Cluster:
 
     @property
     def num_gpus(self) -> int:
-        """Total number of GPUs."""
+        """Number of GPUs in all nodes together."""
         return self.nodes * self.gpus_per_node
 
     @property

@@ -22,7 +22,7 @@ class KernelFlops(NamedTuple):
 
     @property
     def total(self) -> float:
-        """FLOPs of all products."""
+        """FLOPs of products with operands of any type."""
         return self.short + self.float32
 
 
