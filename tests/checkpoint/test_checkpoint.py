@@ -192,7 +192,7 @@ def test_process_0_reads_and_syncs_no_folder_of_another_process(tmp_path, monkey
     writing = StepWriter(tmp_path / "aside", 1, None)
     writing.begin({"weights": ocp.args.StandardSave({"a": jnp.ones(3)})})
     described = [writing.finish(), {"weights/ocdbt.process_1/d": {"bytes": 1, "xxh3_128": "of process 1"}}]
-    writing.merge()
+    writing.merge(described)
     folder.mkdir()
     os.mkfifo(folder / "d")  # reading it would block forever
     synced = []

@@ -13,6 +13,12 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from zaya_jax.checkpoint.format.array_index import (
+    PER_PROCESS,
+    SHAPES_PER_PROCESS,
+    merge_indexes,
+    shapes_agree,
+)
 from zaya_jax.checkpoint.format.description import StepDescription, write_description
 from zaya_jax.checkpoint.format.layout import (
     EMA,
@@ -43,10 +49,6 @@ CHUNK_BYTES = 64 * 2**20
 SAVE_SECONDS = 1800.0
 """How much longer one process may write than another, and how long process 0 may take to commit or remove a
 step; the file system of a cluster may serve them in turn."""
-_PER_PROCESS = "ocdbt.process_"
-"""Prefix of the names of the folders that Orbax assigns to processes."""
-_SHAPES_PER_PROCESS = "array_metadatas/process_"
-"""Start of the paths of the files in which Orbax notes the shapes of what each process has written."""
 
 
 class Checkpoints:
@@ -185,7 +187,7 @@ class Checkpoints:
 
     def _publish(self, writing: "StepWriter", described: list[Files]) -> list[str]:
         """Publishes a step, and renames those that no rule keeps; returns their names."""
-        writing.merge()
+        writing.merge(described)
         writing.commit(described)
         # From this rename on, the step is a checkpoint.
         writing.publish(self._folder / str(writing.step))
@@ -313,7 +315,7 @@ class StepWriter:
         for item in self._handlers:
             # Only this process's: files of others may still appear and disappear.
             folder, shapes = (
-                f"{item}/{start}{hosts.process()}" for start in (_PER_PROCESS, _SHAPES_PER_PROCESS)
+                f"{item}/{start}{hosts.process()}" for start in (PER_PROCESS, SHAPES_PER_PROCESS)
             )
             own += [f"{folder}/{name}" for name in durable.list_files(self.aside / folder)]
             own += [shapes] if (self.aside / shapes).exists() else []
@@ -321,11 +323,17 @@ class StepWriter:
             durable.sync_folders(self.aside / folder)
         return sync_and_describe(self.aside, own)
 
-    def merge(self) -> None:
-        """Merges what all processes have written into one index of arrays for each item."""
+    def merge(self, described: list[Files]) -> None:
+        """Merges what all processes have written into one index of arrays for each item.
+
+        Args:
+          described: what `finish` has returned in each process.
+        """
         for item, handler in self._handlers.items():
-            # Orbax opens an index of each process, which takes most of the time of a commit.
-            handler.finalize(epath.Path(self.aside / item))
+            if shapes_agree(item, described):
+                _run(merge_indexes(self.aside / item))
+            else:  # Orbax compares them, and says what differs
+                handler.finalize(epath.Path(self.aside / item))
             handler.close()
 
     def commit(self, described: list[Files]) -> None:
@@ -350,7 +358,7 @@ class StepWriter:
 
 def _is_of_process(name: str) -> bool:
     """Whether a folder has files of one process, which that process has listed, hashed and synced."""
-    return name.startswith(_PER_PROCESS)
+    return name.startswith(PER_PROCESS)
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -358,16 +366,22 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    # asyncio.run fails inside a running loop; a new thread has none.
+        return _run_in_new_loop(work)
+    # A thread has one running loop at most; a new thread has none.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
+        return thread.submit(_run_in_new_loop, work).result()
+
+
+def _run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
+    # Not asyncio.run, which ends by looking at the tasks of all threads: Orbax's may change them meanwhile.
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        return loop.run_until_complete(work)
 
 
 def _remove_share(folder: pathlib.Path) -> None:
     """Removes the folders of some processes; each process removes others, and all together all of them."""
-    for path in folder.glob(f"*/{_PER_PROCESS}*"):
-        number = path.name.removeprefix(_PER_PROCESS)
+    for path in folder.glob(f"*/{PER_PROCESS}*"):
+        number = path.name.removeprefix(PER_PROCESS)
         # By number, since what exists changes meanwhile. More processes may have written the step.
         if number.isdecimal() and int(number) % hosts.num_processes() == hosts.process():
             shutil.rmtree(path)

@@ -40,13 +40,18 @@ def measure(count: int, aside: pathlib.Path) -> PhaseCost:
     writer = StepWriter(aside, STEP, None)
     arrays = {f"array_{number:02d}": jnp.zeros((1, 1)) for number in range(ARRAYS)}
     writer.begin({item: ocp.args.StandardSave(arrays) for item in ITEMS})
-    writer.finish()
+    own = writer.finish()
     # Small arrays: only their number matters to an index.
     for item in ITEMS:
         for process in range(1, count):
             _write_as(process, aside / item, arrays)
+    # Each process notes the same shapes as this one.
+    described = [
+        {name.replace("process_0", f"process_{process}"): values for name, values in own.items()}
+        for process in range(count)
+    ]
     begin, cpu = time.monotonic(), time.process_time()
-    writer.merge()
+    writer.merge(described)
     return PhaseCost(time.monotonic() - begin, 0, 0, time.process_time() - cpu)
 
 
