@@ -34,7 +34,7 @@ def test_tables_have_all_phases():
     assert list(times.columns[0].cells) == names
     assert list(times.columns[1].cells) == ["250.0"] * 3
     assert [column.header for column in work.columns] == ["process 0", "64", "8,192 simulated"]
-    names = ["start", "service of jax", "same", "stop", "commit", "merge by Orbax"]
+    names = ["start", "service of jax", "same", "stop", "commit", "merge of indexes"]
     assert list(work.columns[0].cells) == names
     assert list(work.columns[1].cells) == ["96, 4.0"] * 6
     costs = Costs(*[1e-6] * 13)

@@ -75,7 +75,7 @@ def test_a_star_would_make_process_0_handle_two_messages_per_process():
 
 
 def test_only_what_the_documentation_says_grows_with_the_number_of_processes():
-    """jax's service connects each process, Orbax merges its indexes, and hosts and files have names."""
+    """jax's service connects each process, process 0 merges its indexes, and hosts and files have names."""
     few, many = simulated(64), simulated(128)
     # A child comes, sends the hosts of its subtree, and receives those of all.
     assert few[START].messages == many[START].messages == 3 * FAN_OUT

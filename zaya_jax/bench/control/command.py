@@ -25,7 +25,7 @@ from zaya_jax.text_tables import dense_table
 
 PROCESSES, SIMULATED = (4, 16, 64), (1024, 8192)
 ROUNDS = 3
-_OTHERS = {SERVICE: "service of jax", MERGE: "merge by Orbax"}
+_OTHERS = {SERVICE: "service of jax", MERGE: "merge of indexes"}
 """Names of phases that other libraries do."""
 PROCESS_BYTES = 20 * 2**20
 """Upper bound of the memory of a light process that it does not share with the others."""
@@ -131,7 +131,7 @@ def describe_costs(costs: Costs) -> str:
         f"A message costs {micro['message']:.0f} us of CPU time at each end and "
         f"{1e3 * micro['per_byte']:.1f} ns per byte, and takes {micro['latency']:.0f} us more. Process 0 "
         f"registers a child in {micro['register']:.0f} us, jax's service connects a process in "
-        f"{micro['serve']:.0f} us, Orbax merges the indexes of a process in "
+        f"{micro['serve']:.0f} us, the indexes of a process are merged in "
         f"{micro['merge']:.0f} us, and a file in a manifest takes {micro['file']:.1f} us"
     )
 

@@ -37,7 +37,7 @@ def run_processes(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str,
 
 
 def measure_merge(count: int, folder: pathlib.Path) -> PhaseCost:
-    """Measures Orbax's merge of what a number of processes have written.
+    """Measures the merge of the indexes that a number of processes have written.
 
     Raises:
       UserError: if it fails.

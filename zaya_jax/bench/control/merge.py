@@ -1,4 +1,4 @@
-"""Orbax's merge of the indexes of all processes into one, which process 0 does before a commit.
+"""The merge of the indexes of all processes into one, which process 0 does before a commit.
 
 `zaya bench control` starts it as `python -m zaya_jax.bench.control.merge COUNT FOLDER`, and it writes
 FOLDER/merge.json: another program, which leaves the devices of this one alone.
@@ -64,7 +64,7 @@ def _write_as(process: int, item: pathlib.Path, names: Iterable[str]) -> None:
     for name in names:
         index.with_transaction(transaction)[f"{name}/{process}.0"] = b"values"
     transaction.commit_async().result()
-    # All processes note the same shapes; Orbax compares them.
+    # All processes note the same shapes.
     shapes = item / "array_metadatas"
     shutil.copy(shapes / "process_0", shapes / f"process_{process}")
 

@@ -8,7 +8,7 @@ service, which connects them. same: comparison of the config of all. stop: from 
 until all agree on the step. commit: after the files of a checkpoint are written, until it has its name,
 without the merge of its indexes."""
 MERGE = "merge"
-"""Orbax's merge of the indexes that the processes have written, by process 0 before a commit."""
+"""Merge of the indexes that the processes have written, by process 0 before a commit."""
 PHASES = (*SHARED_PHASES, MERGE)
 FILES = 8
 """Files that a process writes for a checkpoint: the index, the shapes and two files of data of each item."""

@@ -52,7 +52,7 @@ class Costs:
       connect: CPU time of another process to connect with jax's service.
       file: CPU time of process 0 for a file in the manifest of a checkpoint.
       publish: time of process 0 to write a manifest and rename the folder, without that.
-      merge: CPU time of process 0 for Orbax's merge of the index of one process.
+      merge: CPU time of process 0 to merge the indexes of one process.
       first_merge: CPU time of process 0 for the merge itself.
     """
 
