@@ -366,16 +366,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run_in_new_loop(work)
-    # A thread has one running loop at most; a new thread has none.
+        return asyncio.run(work)
+    # asyncio.run fails inside a running loop; a new thread has none.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(_run_in_new_loop, work).result()
-
-
-def _run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
-    # Not asyncio.run, which ends by looking at the tasks of all threads: Orbax's may change them meanwhile.
-    with contextlib.closing(asyncio.new_event_loop()) as loop:
-        return loop.run_until_complete(work)
+        return thread.submit(asyncio.run, work).result()
 
 
 def _remove_share(folder: pathlib.Path) -> None:
