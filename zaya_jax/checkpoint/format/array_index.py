@@ -1,8 +1,8 @@
 """Orbax's index of the arrays of an item: each process writes one of its parts, process 0 merges them.
 
-Orbax's handler merges them too, and compares in Python what each process has noted of every array: two items
-of 60 arrays from 1,024 processes took 3.0 s, and here 1.1 (2 cores of an Intel Xeon). The comparison of the
-notes is left to hashes, which the processes have computed, and missing names are found in sets.
+Orbax's handler would merge them as well, but compares in Python what each process has noted of every array:
+two items of 60 arrays from 1,024 processes took 3.0 s, and take 1.1 here (2 cores of an Intel Xeon). Here
+equal hashes, which the processes compute anyway, tell that all have noted the same.
 """
 
 import pathlib
