@@ -45,8 +45,8 @@ async def merge_indexes(folder: pathlib.Path) -> None:
       ValueError: if an array has no description, or no part.
     """
     context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
-    # Without Orbax's validation, which takes nearly as long as the merge; `_check` finds the same. Nothing else
-    # depends on the version of Zarr.
+    # Without Orbax's validation, which takes nearly as long as the merge; `_check` finds the same. Nothing
+    # else depends on the version of Zarr.
     await ocp.type_handlers.merge_ocdbt_per_process_files(
         epath.Path(folder), context, use_zarr3=False, enable_validation=False
     )
