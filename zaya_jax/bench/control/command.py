@@ -26,7 +26,7 @@ from zaya_jax.text_tables import dense_table
 PROCESSES, SIMULATED = (4, 16, 64), (1024, 8192)
 ROUNDS = 3
 _OTHERS = {SERVICE: "service of jax", MERGE: "merge of indexes"}
-"""Names of phases that other libraries do."""
+"""Names in the tables of phases whose own name does not say what they are."""
 PROCESS_BYTES = 20 * 2**20
 """Upper bound of the memory of a light process that it does not share with the others."""
 
