@@ -18,6 +18,7 @@ from zaya_jax.checkpoint.format.array_index import (
     SHAPES_PER_PROCESS,
     merge_indexes,
     shapes_agree,
+    wait_until_visible,
 )
 from zaya_jax.checkpoint.format.description import StepDescription, write_description
 from zaya_jax.checkpoint.format.layout import (
@@ -328,8 +329,13 @@ class StepWriter:
 
         Args:
           described: what `finish` has returned in each process.
+
+        Raises:
+          FileNotFoundError: if this process does not see what another has written.
+          ValueError: if the processes have not written all parts of the same arrays.
         """
         for item, handler in self._handlers.items():
+            wait_until_visible(self.aside, item, described)
             if shapes_agree(item, described):
                 _run(merge_indexes(self.aside / item))
             else:  # Orbax compares them, and says what differs

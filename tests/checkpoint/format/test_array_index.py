@@ -4,12 +4,15 @@ import asyncio
 import gc
 import pathlib
 import sys
+import threading
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 
+from zaya_jax.checkpoint.format import array_index
 from zaya_jax.checkpoint.format.array_index import PER_PROCESS, merge_indexes, shapes_agree
 from zaya_jax.checkpoint.steps import StepWriter
 from zaya_jax.checkpoint.storage_errors import silence_threads
@@ -34,7 +37,9 @@ def written(folder: pathlib.Path, *, processes: int) -> tuple[StepWriter, list]:
     described = [writer.finish()]
     for process in range(1, processes):
         write_as(process, folder / "weights", **{f"layers.up/{process}.0": f"part {process}"})
-        described.append({f"{SHAPES}{process}": described[0][f"{SHAPES}0"]})
+        index = f"weights/{PER_PROCESS}{process}/manifest.ocdbt"
+        size = (folder / index).stat().st_size
+        described.append({f"{SHAPES}{process}": described[0][f"{SHAPES}0"], index: {"bytes": size}})
     return writer, described
 
 
@@ -54,6 +59,48 @@ def test_the_index_equals_that_of_orbax(tmp_path):
     assert ours == theirs
     assert ours[b"layers.up/3.0"] == b"part 3"
     assert len(ours) == 8  # two descriptions, two parts of process 0 and one of each other process
+
+
+def hide_folder(index: pathlib.Path) -> Callable[[], object]:
+    """Hides a process's folder; returns what makes it appear."""
+    hidden = index.parents[2] / "hidden"
+    index.parent.rename(hidden)
+    return lambda: hidden.rename(index.parent)
+
+
+def hide_file(index: pathlib.Path) -> Callable[[], object]:
+    """Hides the file that makes a folder an index."""
+    hidden = index.with_name("hidden")
+    index.rename(hidden)
+    return lambda: hidden.rename(index)
+
+
+def show_a_part(index: pathlib.Path) -> Callable[[], object]:
+    """Cuts the file that makes a folder an index."""
+    whole = index.read_bytes()
+    index.write_bytes(whole[:-1])
+    return lambda: index.write_bytes(whole)
+
+
+@pytest.mark.parametrize("hide", [hide_folder, hide_file, show_a_part])
+def test_folders_that_are_visible_late_are_merged(tmp_path, hide):
+    """Without the wait the merge would leave out a folder without an error, and its parts would be zeros."""
+    writer, described = written(tmp_path, processes=4)
+    show = hide(tmp_path / f"weights/{PER_PROCESS}2/manifest.ocdbt")
+    later = threading.Timer(0.5, show)
+    later.start()
+    writer.merge(described)
+    later.join()
+    assert entries(tmp_path / "weights")[b"layers.up/2.0"] == b"part 2"
+
+
+@pytest.mark.parametrize("hide", [hide_folder, hide_file, show_a_part])
+def test_folders_that_stay_invisible_are_an_error(tmp_path, monkeypatch, hide):
+    monkeypatch.setattr(array_index, "VISIBLE_SECONDS", 0.3)
+    writer, described = written(tmp_path, processes=4)
+    hide(tmp_path / f"weights/{PER_PROCESS}2/manifest.ocdbt")
+    with pytest.raises(FileNotFoundError, match=r"does not see it 0\.3 s after.*ocdbt\.process_2"):
+        writer.merge(described)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from zaya_jax.bench.control.phases import ARRAYS, ITEMS, STEP, PhaseCost
+from zaya_jax.checkpoint.format.manifest import Files
 from zaya_jax.checkpoint.steps import StepWriter
 from zaya_jax.files import durable
 
@@ -45,11 +46,7 @@ def measure(count: int, aside: pathlib.Path) -> PhaseCost:
     for item in ITEMS:
         for process in range(1, count):
             _write_as(process, aside / item, arrays)
-    # Each process notes the same shapes as this one.
-    described = [
-        {name.replace("process_0", f"process_{process}"): values for name, values in own.items()}
-        for process in range(count)
-    ]
+    described = [own, *(_described_by(process, aside, own) for process in range(1, count))]
     begin, cpu = time.monotonic(), time.process_time()
     writer.merge(described)
     return PhaseCost(time.monotonic() - begin, 0, 0, time.process_time() - cpu)
@@ -67,6 +64,17 @@ def _write_as(process: int, item: pathlib.Path, names: Iterable[str]) -> None:
     # All processes note the same shapes.
     shapes = item / "array_metadatas"
     shutil.copy(shapes / "process_0", shapes / f"process_{process}")
+
+
+def _described_by(process: int, aside: pathlib.Path, own: Files) -> Files:
+    """Describes the files of another process that a merge looks at, like `StepWriter.finish` there."""
+    files = {}
+    for name, values in own.items():
+        name = name.replace("process_0", f"process_{process}")
+        # The shapes are the same; an index has other parts, and the names of its data differ.
+        if (aside / name).exists():
+            files[name] = values | {"bytes": (aside / name).stat().st_size}
+    return files
 
 
 if __name__ == "__main__":
