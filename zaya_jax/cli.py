@@ -73,13 +73,13 @@ def main(argv: list[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
-    # Python raises KeyboardInterrupt by itself. Other stop signals, as from a scheduler, exit with a code
-    # that says that the command can be resumed. A training run replaces these handlers once it has a step to
-    # save.
+    # Stop signals other than SIGINT, as from a scheduler, exit with a code that says that the command can be
+    # resumed. A training run replaces these handlers once it has a step to save.
     if threading.current_thread() is threading.main_thread():
         for number in stop_signals():
-            if number != signal.SIGINT:
-                signal.signal(number, _leave)
+            # Python's own handler as well: Python does not set it for a command that a script starts in the
+            # background, with SIGINT ignored.
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _leave)
     try:
         with _flushed_output():
             _run_command(command, arguments[1:])

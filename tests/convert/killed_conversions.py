@@ -54,8 +54,23 @@ def stage(target: pathlib.Path) -> str:
         return "finished" if not aside.exists() else "renamed"
     if not (aside / "journal").exists():
         return "nothing yet" if not aside.exists() else "begun"
-    lines = len((aside / "journal").read_text().splitlines()) - 1
-    return "all files done" if (aside / "content" / CHECKSUMS).exists() else f"some files done ({lines > 0})"
+    if (aside / "content" / CHECKSUMS).exists():
+        return "all files done"
+    return f"some files done ({files_done(target) > 0})"
+
+
+def files_done(target: pathlib.Path) -> int:
+    """Returns the number of files that a conversion has noted as done."""
+    journal = target.with_name(target.name + ".partial") / "journal"
+    return max(0, len(journal.read_text().splitlines()) - 1) if journal.exists() else 0
+
+
+def wait_between_files(target: pathlib.Path) -> None:
+    """Waits until some files are done: how long that takes differs between two conversions on a busy disk."""
+    end = time.monotonic() + 60
+    while not (files_done(target) or target.exists()):
+        assert time.monotonic() < end, "the conversion wrote no file in a minute"
+        time.sleep(0.001)
 
 
 def looks_whole(target: pathlib.Path, expected: dict[str, bytes]) -> bool:
@@ -66,7 +81,8 @@ def looks_whole(target: pathlib.Path, expected: dict[str, bytes]) -> bool:
 def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int, min_kills: int) -> dict:
     """Kills a conversion, checks the folder, and resumes.
 
-    Repeats this at least `min_kills` times, and until some kills hit between two files.
+    Repeats this at least `min_kills` times, and until some kills hit between two files. Every second kill
+    waits for that; the others come at any moment.
     """
     target = work / "target"
     begin = time.monotonic()
@@ -80,7 +96,10 @@ def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int, min_kills
     while kill < min_kills or (resumed < MIN_RESUMED and kill < MAX_KILLS):
         kill += 1
         child = start(source, target, fsync_s=0.003)
-        time.sleep(numbers.uniform(0, usual))
+        if kill % 2:
+            time.sleep(numbers.uniform(0, usual))
+        else:
+            wait_between_files(target)
         os.kill(child, signal.SIGKILL)
         wait(child)
         where = stage(target)
@@ -88,8 +107,7 @@ def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int, min_kills
         if target.exists() and not looks_whole(target, expected):
             false.append(kill)
         if not target.exists():
-            before = work / "target.partial" / "journal"
-            done = len(before.read_text().splitlines()) - 1 if before.exists() else 0
+            done = files_done(target)
             assert wait(start(source, target)) == 0
             resumed += done > 0
             if not looks_whole(target, expected):

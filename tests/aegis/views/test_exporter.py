@@ -338,9 +338,21 @@ def test_several_runs_have_labels(run, tmp_path):
 def test_the_server_ends_at_a_signal(run, number, code):
     words = [sys.executable, "-m", "zaya_jax.cli", "aegis", "metrics", str(run), "--port=0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    assert _ends_at(process, number) == code
+
+
+def test_ctrl_c_ends_a_server_that_a_script_started_in_the_background(run):
+    """A shell script starts such commands with SIGINT ignored; the exit code was 0."""
+    server = f"'{sys.executable}' -m zaya_jax.cli aegis metrics '{run}' --port=0"
+    words = ["sh", "-c", f"trap '' INT; exec {server}"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert _ends_at(process, signal.SIGINT) == INTERRUPTED
+
+
+def _ends_at(process, number):
+    """Sends a signal to a server that serves; returns its exit code."""
     assert "/metrics" in process.stdout.readline()
     process.send_signal(number)
     _, complaint = process.communicate(timeout=60)
-    assert process.returncode == code
     assert "Traceback" not in complaint
+    return process.returncode
