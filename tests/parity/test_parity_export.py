@@ -40,7 +40,8 @@ FIELDS = [
 @pytest.mark.parametrize("fields", FIELDS)
 def test_transformers_loads_exports(fields, tmp_path):
     pair = build_released(0, **fields)
-    model = zaya_jax.Zaya(pair.config)
+    # As in transformers: with products in bfloat16 the most likely token may be another.
+    model = zaya_jax.Zaya(pair.config, zaya_jax.ExecutionConfig(dtype="float32"))
     zaya_jax.save_pytorch(
         tmp_path / "out", model, pair.variables, dtype="float32", max_shard_bytes=50_000, tokenizer="byte"
     )

@@ -84,7 +84,7 @@ def show_a_part(index: pathlib.Path) -> Callable[[], object]:
 
 @pytest.mark.parametrize("hide", [hide_folder, hide_file, show_a_part])
 def test_folders_that_are_visible_late_are_merged(tmp_path, hide):
-    """Without the wait the merge would leave out a folder without an error, and its parts would be zeros."""
+    """Without the wait the merge would skip a folder without an error, and its parts would be zeros."""
     writer, described = written(tmp_path, processes=4)
     show = hide(tmp_path / f"weights/{PER_PROCESS}2/manifest.ocdbt")
     later = threading.Timer(0.5, show)

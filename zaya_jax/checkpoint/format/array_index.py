@@ -47,8 +47,8 @@ def shapes_agree(item: str, described: list[Files]) -> bool:
 def wait_until_visible(folder: pathlib.Path, item: str, described: list[Files]) -> None:
     """Waits until this process sees the indexes of all processes, as they have written them.
 
-    What another node has written may be listed late, and one of several folders that is not listed would be
-    left out of the merge without an error: its parts of the arrays would be read as zeros.
+    What another node has written may be listed late, and one of several folders that is not listed would not
+    be merged, without an error: its parts of the arrays would be read as zeros.
 
     Args:
       folder: folder of the step.
