@@ -5,6 +5,7 @@ The hook rewrites modules as they are imported, so nothing of ours may be import
 
 import gc
 import pathlib
+import signal
 import sys
 
 import quick_compilation
@@ -45,6 +46,21 @@ def _forget_compiled_functions():
     yield
     if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > MAX_MAPPINGS:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _restore_signals():
+    """Undoes what a command that a test calls sets for its process, which it expects to be its own.
+
+    `zaya serve` counts signals until it exits, and ends the process some time after the second one: the tests
+    of a later file, which send signals to their own process, ended silently.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        if handler is not None:  # Python did not set it, and cannot set it again
+            signal.signal(number, handler)
 
 
 LONGEST_FIRST = (
