@@ -116,6 +116,26 @@ def test_what_is_not_seen_may_hold_any_number():
         np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("implementation", FORMS)
+@pytest.mark.parametrize("num_slots", [40, 296, 33])
+def test_a_cache_may_be_part_of_an_array(implementation, num_slots):
+    """On CPUs 40 slots are added in loops, 296 in a loop and a sum of 37 rows, 33 by a product."""
+    dtype = {40: jnp.bfloat16}.get(num_slots, jnp.float32)
+    q, k, v = (jnp.asarray(x, dtype) for x in normals(num_slots, (2, 4, 16), *[(2, 700, 2, 16)] * 2))
+    lengths = jnp.int32([num_slots - 3, num_slots // 2])
+
+    @functools.partial(fast_jit, static_argnames="num_slots")
+    def attend(k, v, first_slot, num_slots=None):
+        where = {"first_slot": first_slot, "num_slots": num_slots}
+        return decode_attention(q, k, v, lengths, implementation=implementation, **where)
+
+    for first in (0, 700 - num_slots):
+        part = slice(first, first + num_slots)
+        results = attend(k, v, first, num_slots), attend(k[:, part], v[:, part], 0)
+        for ours, expected in zip(*results, strict=True):
+            np.testing.assert_allclose(jnp.float32(ours), jnp.float32(expected), rtol=1e-6, atol=1e-6)
+
+
 def test_parts_of_a_cache_combine_to_the_whole():
     q, k, v = map(jnp.float32, normals(3, (1, 4, 8), (1, 30, 2, 8), (1, 30, 2, 8)))
     parts = [
@@ -154,6 +174,8 @@ def test_the_default_is_that_of_the_platform():
             r"lengths are int32 \(2,\); they must be int32 \[B\], \(1,\)",
         ),
         ({"first_B": jnp.zeros(1)}, r"first tokens are float32 \(1,\)"),
+        ({"num_slots": 10}, "num_slots is 10; it must be between 0 and 9, the slots of the keys"),
+        ({"num_slots": 4, "first_slot": 6}, "first_slot is 6; for 4 of the keys' 9 slots .* between 0 and 5"),
         ({"blocks": Blocks(slots=24)}, "slots is 24; a block's side must be a power of 2"),
         ({"blocks": Blocks(shares=0)}, "shares is 0; it must be at least 1"),
         ({"blocks": Blocks(slots=4096)}, "bytes of local memory, and a workgroup has 65,536"),
@@ -163,8 +185,8 @@ def test_the_default_is_that_of_the_platform():
 def test_errors(change, sentence):
     values = {
         "q_BNH": jnp.zeros((1, 4, 8)),
-        "k_BSKH": jnp.zeros((1, 9, 2, 8)),
-        "v_BSKH": jnp.zeros((1, 9, 2, 8)),
+        "k_BZKH": jnp.zeros((1, 9, 2, 8)),
+        "v_BZKH": jnp.zeros((1, 9, 2, 8)),
         "lengths_B": jnp.ones(1, jnp.int32),
         "implementation": "pallas",
     }

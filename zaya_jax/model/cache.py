@@ -240,12 +240,16 @@ def _attend_to_slots(
     implementation: str | None, q_B1NH: jax.Array, pool: Pool, layer: LayerSlots, cache: Cache, held: Holding
 ) -> jax.Array:
     """Attention of the newest token to the slots, which include it."""
-    keys, values = _slots_of(pool, layer, held.size)
     if held.is_shared:
+        slots = _slots_of(pool, layer, held.size)
         attend = attend_around_ring if cache.exchange == "ring" else attend_to_shared_slots
-        where = (keys, values), cache.length + 1, cache.first_B
+        where = slots, cache.length + 1, cache.first_B
         return attend(implementation, cache.ranks, q_B1NH[:, 0], *where)[:, None]
+    keys, values = (from_bits(part, _numbers_in(part.dtype)) for part in pool)
+    first_slot: jax.Array | int = layer.first
     dtype = jnp.promote_types(q_B1NH.dtype, keys.dtype)  # a cache may have another type
+    if keys.dtype != dtype:  # casts the slots of this layer only
+        (keys, values), first_slot = _slots_of(pool, layer, held.size), 0
     out_BNH, _ = decode_attention(
         q_B1NH[:, 0].astype(dtype),
         keys.astype(dtype),
@@ -253,6 +257,8 @@ def _attend_to_slots(
         jnp.broadcast_to(cache.length + 1, cache.first_B.shape),
         first_B=cache.first_B,
         window=layer.window,
+        first_slot=first_slot,
+        num_slots=held.size,
         implementation=implementation,
     )
     return out_BNH[:, None].astype(q_B1NH.dtype)

@@ -27,6 +27,7 @@ from zaya_jax.model.cache import Cache
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import HiddenStates, Zaya, head, hidden_states
 from zaya_jax.parallel.mesh import REPLICATED, SLOTS, context_mesh, on_each_device
+from zaya_jax.platform.compiler import WIDE_VECTORS
 from zaya_jax.pytree import pytree
 
 
@@ -107,7 +108,12 @@ def pad_end_tokens(end_tokens: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[*row, *[-1] * (width - len(row))] for row in end_tokens], np.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "with_details"), donate_argnames="cache")
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "with_details"),
+    donate_argnames="cache",
+    compiler_options=WIDE_VECTORS,
+)
 def prefill_chunk(
     model: Zaya,
     variables: Mapping,
@@ -168,7 +174,12 @@ def read_hidden(
     return with_rows_at(cache, chunk.row_B, _cache(hidden)), hidden
 
 
-@functools.partial(jax.jit, static_argnames=("model", "max_steps", "with_details"), donate_argnames="cache")
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "max_steps", "with_details"),
+    donate_argnames="cache",
+    compiler_options=WIDE_VECTORS,
+)
 def decode_steps(
     model: Zaya,
     variables: Mapping,

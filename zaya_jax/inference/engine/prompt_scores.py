@@ -21,6 +21,7 @@ from zaya_jax.inference.engine.sequence import prompt_chunk
 from zaya_jax.inference.evaluation.scoring import MAX_LOGIT_CHUNK
 from zaya_jax.model.cache import Cache
 from zaya_jax.model.zaya import Zaya, head
+from zaya_jax.platform.compiler import WIDE_VECTORS
 
 SCORE_CHUNK = 256
 """Tokens that the model reads at once. A prompt of any length is read in chunks by one compiled program."""
@@ -95,7 +96,12 @@ class PromptScorer:
         return jax.device_get(scores)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "num_top"), donate_argnames="cache")
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "num_top"),
+    donate_argnames="cache",
+    compiler_options=WIDE_VECTORS,
+)
 def _score(
     model: Zaya,
     variables: Mapping,

@@ -24,6 +24,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.inference.evaluation.device_pool import Replica, Workers, make_replicas
 from zaya_jax.inference.evaluation.scoring_requests import ScoringRequest, fill, pack
 from zaya_jax.model.zaya import Zaya, head, hidden_states
+from zaya_jax.platform.compiler import WIDE_VECTORS
 from zaya_jax.pytree import pytree
 from zaya_jax.train.step.dpo import sums_at_ends
 
@@ -217,7 +218,7 @@ class ScoringBatch:
         return cls(rows, values["num_rows"], values["length"])
 
 
-@functools.partial(jax.jit, static_argnames="model")
+@functools.partial(jax.jit, static_argnames="model", compiler_options=WIDE_VECTORS)
 def score_batch(model: Zaya, variables: Mapping, batch: Batch) -> Scores:
     """Scores the tokens of a batch whose weight is 1.
 
