@@ -60,13 +60,8 @@ def decode_attention(
       ArgumentError: if shapes, dtypes or settings do not match.
     """
     first_B = jnp.zeros_like(lengths_B) if first_B is None else first_B
-    _check(q_BNH, k_BZKH, v_BZKH, lengths_B, first_B, num_slots)
+    _check(q_BNH, k_BZKH, v_BZKH, lengths_B, first_B, first_slot, num_slots)
     num_slots = k_BZKH.shape[1] if num_slots is None else num_slots
-    if isinstance(first_slot, int) and not 0 <= first_slot <= k_BZKH.shape[1] - num_slots:
-        raise ArgumentError(
-            f"first_slot is {first_slot}; for {num_slots} of the keys' {k_BZKH.shape[1]} slots it must be "
-            f"between 0 and {k_BZKH.shape[1] - num_slots}"
-        )
     first_slot = jnp.asarray(first_slot, jnp.int32)
     # The largest int32 excludes no token, and subtracted from a length it does not overflow.
     window = jnp.asarray(np.iinfo(np.int32).max if window is None else window, jnp.int32)
@@ -119,12 +114,20 @@ def _check(
     v_BZKH: jax.Array,
     lengths_B: jax.Array,
     first_B: jax.Array,
+    first_slot: jax.Array | int,
     num_slots: int | None,
 ) -> None:
     check_heads(q_BNH, k_BZKH, v_BZKH, queries="[B, N, H]")
-    if num_slots is not None and not 0 <= num_slots <= k_BZKH.shape[1]:
+    stored = k_BZKH.shape[1]
+    num_slots = stored if num_slots is None else num_slots
+    if not 0 <= num_slots <= stored:
         raise ArgumentError(
-            f"num_slots is {num_slots}; it must be between 0 and {k_BZKH.shape[1]}, the slots of the keys"
+            f"num_slots is {num_slots}; it must be between 0 and {stored}, the slots of the keys"
+        )
+    if isinstance(first_slot, int) and not 0 <= first_slot <= stored - num_slots:
+        raise ArgumentError(
+            f"first_slot is {first_slot}; for {num_slots} of the keys' {stored} slots it must be "
+            f"between 0 and {stored - num_slots}"
         )
     for name, array in (("lengths", lengths_B), ("first tokens", first_B)):
         if array.shape != q_BNH.shape[:1] or array.dtype != jnp.int32:

@@ -108,10 +108,10 @@ def _weighted_values_in_place(exp_BNS: jax.Array, v_BZKH: jax.Array, first_slot:
 def _sum_rows(sums_BR: jax.Array) -> jax.Array:
     """Adds partial sums [B, R, ...] by loops of several additions; XLA's reductions are slow for few rows."""
     while (num_rows := sums_BR.shape[1]) > 1:
-        count = next((count for count in range(16, 1, -1) if num_rows % count == 0), num_rows)
-        if count > 16:  # a prime factor of the number of rows
+        divisors = [count for count in range(16, 1, -1) if num_rows % count == 0]
+        if not divisors:
             return sums_BR.sum(axis=1)
-        sums_BR = functools.reduce(jnp.add, jnp.split(sums_BR, count, axis=1))
+        sums_BR = functools.reduce(jnp.add, jnp.split(sums_BR, divisors[0], axis=1))
     return sums_BR[:, 0]
 
 
