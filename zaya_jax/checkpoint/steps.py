@@ -36,6 +36,7 @@ from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
 from zaya_jax.checkpoint.storage_errors import SaveFailed, explained, silence_threads
 from zaya_jax.checkpoint.stored_arrays import StoredArrays, check_shapes
+from zaya_jax.checkpoint.writers import has_parts, move_to_writers
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.parallel.processes import hosts
@@ -57,13 +58,15 @@ class Checkpoints:
 
     A step is written in the background to a folder with a temporary name, which is renamed to the step number
     when all files and the manifest are on disk. A folder whose name is a number was therefore complete. Each
-    process writes and hashes its own shards; the first process commits the step.
+    process writes and hashes its own shards, or with many processes those of a group; the first process
+    commits the step.
 
     Args:
       run_folder: folder of the run. It must not contain a step that is newer than the one it resumes from.
       retention: rules for keeping steps.
       losses: function that returns the held-out losses by step. It is called in the background, and only if a
         rule needs losses.
+      writers: desired maximum of processes that write a step, as `train.checkpoint_writers`; None for all.
 
     Attributes:
       blocking_seconds: seconds for which this process's own copies and files have delayed its training,
@@ -76,9 +79,11 @@ class Checkpoints:
         *,
         retention: Retention,
         losses: Callable[[], Mapping[int, float]] = dict,
+        writers: int | None = None,
     ):
         silence_threads()
         self._run_folder, self._retention, self._losses = run_folder, retention, losses
+        self._writers = writers
         # Absolute, because Orbax requires it.
         self._folder = pathlib.Path(run_folder).absolute() / CHECKPOINTS_FOLDER
         self._committing: concurrent.futures.Future[None] | None = None
@@ -123,12 +128,15 @@ class Checkpoints:
         aside = hosts.broadcast_from_first("place", None if step in all_steps(self._run_folder) else name)
         if aside is None:
             return
+        weights, training, ema = move_to_writers((weights, training, ema), self._writers)
         items = {
             WEIGHTS: _save_in_chunks(weights, _weight_chunks),
             TRAINING: _save_in_chunks(training, lambda *_: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)),
             # With the chunks of the weights, because the same readers read it.
             **({} if ema is None else {EMA: _save_in_chunks(ema, _weight_chunks)}),
         }
+        # A process without parts would write an index that lists none.
+        items = items if has_parts((weights, training)) else {}
         writing = StepWriter(self._folder / aside, step, about)
         seconds, _ = self._run_on_all("copy", lambda: _timed(lambda: writing.begin(items)))
         self.blocking_seconds += seconds

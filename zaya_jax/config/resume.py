@@ -74,6 +74,7 @@ RESUME_RULES = {
     "train.eval_sequences": ResumeRule.FREE,
     "train.checkpoint_every": ResumeRule.FREE,
     "train.checkpoint_minutes": ResumeRule.FREE,
+    "train.checkpoint_writers": ResumeRule.FREE,
     "train.peer_copies_every": ResumeRule.FREE,
     "train.peer_copies_folder": ResumeRule.FREE,
     "train.keep_checkpoints": ResumeRule.FREE,

@@ -34,6 +34,9 @@ class TrainConfig:
       checkpoint_every: steps between two checkpoints; there is always one at the end.
       checkpoint_minutes: maximum minutes between the starts of two saves, in addition to `checkpoint_every`;
         None disables it.
+      checkpoint_writers: about how many processes write a checkpoint in runs with more: groups of processes
+        gather their shards, and one of each group writes them. It bounds the number of files, and the work of
+        process 0 for a checkpoint. Fewer processes all write.
       peer_copies_every: steps between two copies of the state in memory: each process keeps the shards of its
         devices in the memory of its node and in that of the next node, so that a restart after the loss of
         one node reads nothing from the storage. `zaya plan` shows their size. None disables them.
@@ -65,6 +68,8 @@ class TrainConfig:
     checkpoint_every: int = 500
     # Steps limit the lost work in tokens, minutes limit it in time if steps become slow.
     checkpoint_minutes: float | None = None
+    # The index of each process that writes costs process 0 about a millisecond per checkpoint.
+    checkpoint_writers: int = 256
     peer_copies_every: int | None = None
     peer_copies_folder: str | None = None
     keep_checkpoints: int = 2
@@ -81,7 +86,7 @@ class TrainConfig:
         require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
         require_positive("train", self, "keep_checkpoints", "max_consecutive_skips", "eval_sequences")
         require_positive("train", self, "checkpoint_minutes", "keep_every", "min_free_gib")
-        require_positive("train", self, "peer_copies_every")
+        require_positive("train", self, "peer_copies_every", "checkpoint_writers")
         require_positive("train", self, "epochs", "evaluations")
         require(
             # A multiple of an interval that the run has yet to derive.

@@ -77,7 +77,12 @@ class Checkpointing(Hook):
         config = context.config
         # Read when a step has been written, by then with the loss of the step itself.
         losses = functools.partial(held_out_losses, config.run_folder)
-        self.checkpoints = Checkpoints(config.run_folder, retention=retention_of(config), losses=losses)
+        self.checkpoints = Checkpoints(
+            config.run_folder,
+            retention=retention_of(config),
+            losses=losses,
+            writers=config.train.checkpoint_writers,
+        )
         self._schedule = SaveSchedule(config.train)
 
     def on_step(self, context: StepContext) -> None:
