@@ -40,9 +40,9 @@ def undisturbed(corpus, tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def killed(corpus, tmp_path_factory) -> pathlib.Path:
-    """Four processes with two devices each, killed after a save."""
+    """Four processes with two devices each, of which two write the checkpoints, killed after a save."""
     folder = tmp_path_factory.mktemp("runs") / "killed"
-    process = start(write_config(folder, corpus), processes=4, devices=2)
+    process = start(write_config(folder, corpus, checkpoint_writers=2), processes=4, devices=2)
     deadline = time.monotonic() + LIMIT_SECONDS
     while 8 not in all_steps(folder):
         assert process.poll() is None

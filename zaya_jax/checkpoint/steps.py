@@ -258,15 +258,16 @@ def commit_together(
 
     Args:
       finish: waits for this process's files and describes them.
-      publish: commits the files of all processes; called only in process 0.
+      publish: commits the files of all processes that have some; called only in process 0.
       run_on_all: runs a function in every process, as `hosts.run_on_all`.
 
     Returns:
       The seconds of `finish` in this process.
     """
     seconds, files = run_on_all("written", lambda: _timed(finish), limit_seconds=SAVE_SECONDS)
-    # Each process hashes its own files in parallel; the first one writes the manifest.
-    described = hosts.gather_to_first("hashes", files)
+    # Each process hashes its own files in parallel; the first one writes the manifest. Of those that have
+    # written nothing, thousands would send that they have not.
+    described = hosts.gather_to_first("hashes", [files] if files else [])
     run_on_all(
         "commit", lambda: None if described is None else publish(described), limit_seconds=SAVE_SECONDS
     )

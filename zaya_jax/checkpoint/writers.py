@@ -29,17 +29,19 @@ def num_groups(num_members: int, limit: int, *, processes: int = 1) -> int:
     """Returns the number of groups, each of which has as many members.
 
     It is the divisor of the number of members with which the number of writers is closest to the limit, by
-    their ratio. For a prime number of members that is all of them or one.
+    their ratio. Of a prime number of members all write.
 
     Args:
       num_members: number of members.
-      limit: desired maximum of writers; with fewer processes each of them is a group.
+      limit: desired maximum of writers, at least 2; with fewer processes each of them is a group.
       processes: number of processes of a member, all of which write.
     """
     if num_members * processes <= limit:
         return num_members
     divisors = [count for count in range(num_members, 0, -1) if num_members % count == 0]
-    return min(divisors, key=lambda count: abs(math.log(count * processes / limit)))
+    # Orbax refuses arrays that one of several processes has whole.
+    usable = [count for count in divisors if count * processes > 1]
+    return min(usable, key=lambda count: abs(math.log(count * processes / limit)))
 
 
 def group_mesh(mesh: Mesh, limit: int) -> Mesh | None:

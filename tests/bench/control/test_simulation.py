@@ -90,6 +90,19 @@ def test_only_what_the_documentation_says_grows_with_the_number_of_processes():
     assert grown[COMMIT] == pytest.approx(manifest + sent, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("few", "many", "writers"), [(64, 128, 32), pytest.param(1024, 8192, 256, marks=pytest.mark.campaign)]
+)
+def test_a_checkpoint_of_more_processes_costs_process_0_no_more_than_that_of_its_writers(few, many, writers):
+    names = (COMMIT, MERGE)
+    small, large = (simulated(count, names, writers=writers) for count in (few, many))
+    for name in names:
+        # Numbers of processes have a few more digits.
+        assert large[name].num_bytes == pytest.approx(small[name].num_bytes, rel=0.01)
+        assert large[name].cpu_seconds == pytest.approx(small[name].cpu_seconds, rel=0.001)
+    assert small[MERGE].cpu_seconds == pytest.approx(COSTS.first_merge + writers * COSTS.merge)
+
+
 def test_only_children_of_process_0_cost_it_their_start():
     """Three levels, and a star, in which all are its children."""
     start = Simulation(300, COSTS, fan_out=6).run((START,))[START]

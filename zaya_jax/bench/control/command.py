@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.control.costs import measure_costs, measure_phases
-from zaya_jax.bench.control.phases import MERGE, PHASES, SERVICE, PhaseCost
+from zaya_jax.bench.control.phases import MERGE, PHASES, SERVICE, WRITERS, PhaseCost
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       UserError: if an option is invalid, memory is insufficient, or a process fails.
     """
     options = _parser().parse_args(argv)
-    check_at_least(options, rounds=1, fan_out=2)
+    check_at_least(options, rounds=1, fan_out=2, writers=2)
     for name in ("processes", "simulate"):
         if any(count < 2 for count in getattr(options, name)):
             raise UserError(f"--{name} is {getattr(options, name)}; each number must be 2 or above")
@@ -68,26 +68,27 @@ def main(argv: Sequence[str] | None = None) -> None:
             costs = measure_costs(
                 folder, rounds=options.rounds, latency=None if latency is None else latency / 1e6
             )
-        rows = []
+        rows, writers = [], options.writers
         for count in options.processes:
             with console.status(f"measuring {count} processes"):
-                phases = measure_phases(count, folder, rounds=options.rounds)
+                phases = measure_phases(count, folder, rounds=options.rounds, writers=writers)
             rows.append(Row(count, False, os.cpu_count(), phases))
             # On as many cores, to be compared.
-            rows.append(simulate(count, costs, cores=os.cpu_count(), fan_out=FAN_OUT))
+            rows.append(simulate(count, costs, cores=os.cpu_count(), fan_out=FAN_OUT, writers=writers))
     # On a cluster processes do not share their cores.
     for count in options.simulate:
         with console.status(f"simulating {count} processes"):
-            rows.append(simulate(count, costs, cores=None, fan_out=options.fan_out))
+            rows.append(simulate(count, costs, cores=None, fan_out=options.fan_out, writers=writers))
     write_json(options.json, to_json(costs, rows))
     for table in tables(rows):
         console.print(table)
     console.print(describe_costs(costs))
 
 
-def simulate(count: int, costs: Costs, *, cores: int | None, fan_out: int) -> Row:
+def simulate(count: int, costs: Costs, *, cores: int | None, fan_out: int, writers: int) -> Row:
     """Simulates all phases of a number of processes."""
-    return Row(count, True, cores, Simulation(count, costs, cores=cores, fan_out=fan_out).run())
+    simulation = Simulation(count, costs, cores=cores, fan_out=fan_out, writers=writers)
+    return Row(count, True, cores, simulation.run())
 
 
 def check_memory(processes: int) -> None:
@@ -168,6 +169,11 @@ def _parser() -> Parser:
         "--simulate", nargs="+", type=int, default=SIMULATED, help="numbers of processes to simulate"
     )
     parser.add_argument("--fan-out", default=FAN_OUT, help="children of a process in the simulated tree")
+    parser.add_argument(
+        "--writers",
+        default=WRITERS,
+        help="about how many processes write a checkpoint, of more, as train.checkpoint_writers",
+    )
     parser.add_argument("--rounds", default=ROUNDS, help="visits to each phase, of which the median counts")
     parser.add_argument(
         "--latency-us",

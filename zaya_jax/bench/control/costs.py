@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from zaya_jax.bench.control.merge import RESULT_FILE
-from zaya_jax.bench.control.phases import MERGE, SAME, SERVICE, START, STOP, PhaseCost, described_files
+from zaya_jax.bench.control.phases import (
+    MERGE,
+    SAME,
+    SERVICE,
+    START,
+    STOP,
+    WRITERS,
+    PhaseCost,
+    described_files,
+    writing_processes,
+)
 from zaya_jax.bench.control.processes import TIMES_FILE
 from zaya_jax.bench.control.simulation import Costs
 from zaya_jax.checkpoint.format.manifest import commit
@@ -25,14 +35,20 @@ FEW, MANY, MOST = 2, 32, 96
 _MANIFEST_PROCESSES = 1000
 
 
-def run_processes(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str, Any]:
+def run_processes(count: int, folder: pathlib.Path, *, rounds: int, writers: int = WRITERS) -> dict[str, Any]:
     """Measures a number of processes on this machine.
+
+    Args:
+      count: number of processes.
+      folder: folder on the disk of checkpoints.
+      rounds: visits to each phase.
+      writers: about how many processes write a checkpoint, of more.
 
     Raises:
       UserError: if one of them fails.
     """
     # Another program, because a process that has threads should not fork.
-    _run("zaya_jax.bench.control.processes", count, rounds, folder)
+    _run("zaya_jax.bench.control.processes", count, rounds, writers, folder)
     return json.loads((folder / TIMES_FILE).read_text())
 
 
@@ -46,14 +62,16 @@ def measure_merge(count: int, folder: pathlib.Path) -> PhaseCost:
     return PhaseCost(**json.loads((folder / RESULT_FILE).read_text()))
 
 
-def measure_phases(count: int, folder: pathlib.Path, *, rounds: int) -> dict[str, PhaseCost]:
-    """Measures all phases for a number of processes on this machine.
+def measure_phases(
+    count: int, folder: pathlib.Path, *, rounds: int, writers: int = WRITERS
+) -> dict[str, PhaseCost]:
+    """Measures all phases for a number of processes on this machine; the arguments are `run_processes`'.
 
     Raises:
       UserError: if a process fails.
     """
-    measured = run_processes(count, folder, rounds=rounds)["phases"]
-    merge = measure_merge(count, folder)
+    measured = run_processes(count, folder, rounds=rounds, writers=writers)["phases"]
+    merge = measure_merge(len(writing_processes(count, writers)), folder)
     return {name: PhaseCost(**values) for name, values in measured.items()} | {MERGE: merge}
 
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+from zaya_jax.checkpoint.writers import num_groups
+from zaya_jax.config import TrainConfig
+
 START, SERVICE, SAME, STOP, COMMIT = SHARED_PHASES = ("start", "service", "same", "stop", "commit")
 """start: until all processes are connected in the tree, and have met once. service: jax's coordination
 service, which connects them. same: comparison of the config of all. stop: from the request of one process
@@ -16,6 +19,8 @@ ITEMS, ARRAYS = ("weights", "training"), 60
 """Items of a checkpoint, and arrays of an item of which a process writes a part; about as in a run without an
 average."""
 STEP = 1
+WRITERS = TrainConfig().checkpoint_writers
+"""About how many processes write a checkpoint, of more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,11 @@ class PhaseCost:
     messages: int
     num_bytes: int
     cpu_seconds: float
+
+
+def writing_processes(num_processes: int, writers: int = WRITERS) -> range:
+    """Returns the numbers of the processes that write a checkpoint in a run with one device each."""
+    return range(0, num_processes, num_processes // num_groups(num_processes, writers))
 
 
 def described_files(process: int) -> dict[str, dict[str, object]]:

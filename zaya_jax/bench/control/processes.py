@@ -1,7 +1,7 @@
 """Light processes of one machine that start, agree and commit as those of a run, without devices.
 
-`zaya bench control` starts it as `python -m zaya_jax.bench.control.processes COUNT ROUNDS FOLDER`, and it
-writes FOLDER/times.json. It imports everything once, and forks the processes, which share that memory.
+`zaya bench control` starts it as `python -m zaya_jax.bench.control.processes COUNT ROUNDS WRITERS FOLDER`,
+and it writes FOLDER/times.json. It imports everything once, and forks the processes, which share that memory.
 """
 
 import contextlib
@@ -25,9 +25,10 @@ from zaya_jax.bench.control.phases import (
     STEP,
     STOP,
     described_files,
+    writing_processes,
 )
 from zaya_jax.checkpoint import commit_together
-from zaya_jax.checkpoint.format.manifest import commit
+from zaya_jax.checkpoint.format.manifest import Files, commit
 from zaya_jax.files import durable
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.consistency import require_same
@@ -81,7 +82,7 @@ class Recorder:
 
 def main(argv: Sequence[str]) -> None:
     """Measures all phases in a number of processes."""
-    count, rounds, folder = int(argv[0]), int(argv[1]), pathlib.Path(argv[2])
+    (count, rounds, most_writers), folder = map(int, argv[:3]), pathlib.Path(argv[3])
     # No thread of jax runs yet: it starts them with its devices and its service.
     warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
     context = multiprocessing.get_context("fork")
@@ -95,8 +96,10 @@ def main(argv: Sequence[str]) -> None:
         find_process_group({}, coordinator=address, num_processes=count, process=number)
         for number in range(count)
     ]
+    writers = writing_processes(count, most_writers)
     processes = [
-        context.Process(target=_run, args=(group, rounds, folder, ready, results)) for group in groups
+        context.Process(target=_run, args=(group, rounds, folder, writers, ready, results))
+        for group in groups
     ]
     for process in processes:
         process.start()
@@ -136,7 +139,9 @@ def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _run(group: ProcessGroup, rounds: int, folder: pathlib.Path, ready: Any, results: Any) -> None:
+def _run(
+    group: ProcessGroup, rounds: int, folder: pathlib.Path, writers: range, ready: Any, results: Any
+) -> None:
     recorder = Recorder(group.num_processes)
     ready.wait()
     if group.process > 0:
@@ -149,7 +154,7 @@ def _run(group: ProcessGroup, rounds: int, folder: pathlib.Path, ready: Any, res
             with recorder.phase(SAME):
                 require_same("config", _CONFIG)
             with recorder.phase(COMMIT):
-                _commit(folder, group)
+                _commit(folder, described_files(group.process) if group.process in writers else {})
         messages = _cost_of_messages() if group.num_processes == 2 else None
         # Once: a run stops once.
         with recorder.phase(STOP):
@@ -181,16 +186,16 @@ def _record_start(recorder: Recorder) -> tuple[float, float]:
     return cost.rendezvous_cpu, cost.service_cpu
 
 
-def _commit(folder: pathlib.Path, group: ProcessGroup) -> None:
+def _commit(folder: pathlib.Path, files: Files) -> None:
     """Commits a checkpoint whose files are described but do not exist: the disk is measured elsewhere."""
 
-    def publish(described: list[dict[str, Any]]) -> None:
+    def publish(described: list[Files]) -> None:
         aside = durable.temporary_path(folder / str(STEP))
         durable.make_folder(aside)
         commit(aside, STEP, {name: values for files in described for name, values in files.items()})
         durable.publish(aside, folder / str(STEP), replace=True)
 
-    commit_together(lambda: described_files(group.process), publish)
+    commit_together(lambda: files, publish)
 
 
 def _cost_of_messages() -> dict[str, float]:

@@ -22,8 +22,10 @@ from zaya_jax.bench.control.phases import (
     SERVICE,
     START,
     STOP,
+    WRITERS,
     PhaseCost,
     described_files,
+    writing_processes,
 )
 from zaya_jax.parallel.processes.consistency import count_digests
 from zaya_jax.parallel.processes.tree.exchanges import first_known, join
@@ -79,10 +81,20 @@ class Simulation:
       costs: costs of messages.
       cores: number of cores that all processes share; None if each has its own.
       fan_out: maximum number of children of a process in the tree.
+      writers: about how many processes write a checkpoint, of more.
     """
 
-    def __init__(self, num_processes: int, costs: Costs, *, cores: int | None = None, fan_out: int = FAN_OUT):
+    def __init__(
+        self,
+        num_processes: int,
+        costs: Costs,
+        *,
+        cores: int | None = None,
+        fan_out: int = FAN_OUT,
+        writers: int = WRITERS,
+    ):
         self._count, self._costs, self._fan_out = num_processes, costs, fan_out
+        self._writers = writing_processes(num_processes, writers)
         # Times at which each core and each process has done its work.
         self._cores = None if cores is None else [0.0] * cores
         self._free = [0.0] * num_processes
@@ -185,7 +197,8 @@ class Simulation:
             self._arrive(number, "written", None, first_known, then=self._describe)
 
     def _describe(self, number: int) -> None:
-        self._arrive(number, "hashes", [described_files(number)], join, to_all=False, then=self._publish)
+        described = [described_files(number)] if number in self._writers else []
+        self._arrive(number, "hashes", described, join, to_all=False, then=self._publish)
 
     def _publish(self, number: int) -> None:
         if number:
@@ -194,10 +207,10 @@ class Simulation:
         # Process 0 waits for the disk without working.
         committed = functools.partial(self._arrive, 0, "commit", None, first_known)
         waiting = functools.partial(self._at_later, self._costs.publish, committed)
-        self._work(0, self._costs.file * FILES * self._count, waiting)
+        self._work(0, self._costs.file * FILES * len(self._writers), waiting)
 
     def _merge(self) -> None:
-        self._work(0, self._costs.first_merge + self._costs.merge * self._count, _nothing)
+        self._work(0, self._costs.first_merge + self._costs.merge * len(self._writers), _nothing)
 
     # Events
 

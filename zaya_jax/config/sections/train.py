@@ -86,13 +86,18 @@ class TrainConfig:
         require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
         require_positive("train", self, "keep_checkpoints", "max_consecutive_skips", "eval_sequences")
         require_positive("train", self, "checkpoint_minutes", "keep_every", "min_free_gib")
-        require_positive("train", self, "peer_copies_every", "checkpoint_writers")
+        require_positive("train", self, "peer_copies_every")
         require_positive("train", self, "epochs", "evaluations")
         require(
             # A multiple of an interval that the run has yet to derive.
             self.evaluations is None or self.keep_every is None,
             f"train.evaluations is {self.evaluations} and train.keep_every {self.keep_every}; set one to "
             "None",
+        )
+        require(
+            self.checkpoint_writers > 1,
+            f"train.checkpoint_writers is {self.checkpoint_writers}; it must be 2 or above, because "
+            "Orbax writes no array that one of several processes has whole",
         )
         require_choices("train", self)
         require_seed("train", self.seed)

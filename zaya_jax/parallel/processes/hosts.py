@@ -344,11 +344,11 @@ def gather(name: str, value: Any, *, limit_seconds: float | None = None) -> list
     return reduce(name, [value], join, limit_seconds=limit_seconds)
 
 
-def gather_to_first(name: str, value: Any, *, limit_seconds: float | None = None) -> list[Any] | None:
-    """Gathers one value from each process in process 0, as `gather`; the others wait and get None."""
+def gather_to_first(name: str, values: list[Any], *, limit_seconds: float | None = None) -> list[Any] | None:
+    """Joins the lists of all processes in process 0, otherwise as `gather`; the others wait and get None."""
     if _state.exchanges is None:
-        return [value]
-    return _state.exchanges.reduce(name, [value], join, limit_seconds=limit_seconds, to_all=False)
+        return values
+    return _state.exchanges.reduce(name, values, join, limit_seconds=limit_seconds, to_all=False)
 
 
 def reduce(
