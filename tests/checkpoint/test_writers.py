@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from reading_runs import Device
 
-from zaya_jax.checkpoint.writers import group_mesh, has_parts, move_to_writers, num_groups, writing_mesh
+from zaya_jax.checkpoint.writers import has_parts, move_to_writers
 from zaya_jax.config import Config
 from zaya_jax.errors import UserError
+from zaya_jax.parallel.device_groups import first_members, group_mesh, num_groups
 from zaya_jax.parallel.mesh import data_mesh
 
 
@@ -44,7 +45,7 @@ def _writers(processes, of_process, limit, *, node_devices=1, context_devices=1)
     devices = [Device(process_index=i // of_process, id=i) for i in range(processes * of_process)]
     mesh = data_mesh(devices, node_devices=node_devices, context_devices=context_devices)
     by_groups = group_mesh(mesh, limit)
-    return None if by_groups is None else [each.id for each in writing_mesh(by_groups).devices.flat]
+    return None if by_groups is None else [each.id for each in first_members(by_groups).devices.flat]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hlo import collectives
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from zaya_jax.checkpoint import writers
+from zaya_jax.parallel import device_groups
 from zaya_jax.parallel.mesh import ALL, IN_NODE, NODES, SHARDED, SHARDED_BY_NODE, data_mesh, with_context
 
 SHAPE = (16, 16, 8)
@@ -21,7 +21,7 @@ LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 4), (4, 1), (4, 2)]
 def compare(node_devices: int, context_devices: int, of_member: int, groups: int) -> dict[str, object]:
     mesh = data_mesh(node_devices=node_devices, context_devices=context_devices)
     devices = with_context(mesh, 1).devices.reshape(-1, node_devices)
-    by_groups = writers._by_groups(devices, groups, of_member)
+    by_groups = device_groups._by_groups(devices, groups, of_member)
     values = [np.random.default_rng(seed).normal(size=SHAPE).astype("float32") for seed in range(len(SPECS))]
     arrays = [
         jax.device_put(value, NamedSharding(mesh, spec)) for value, spec in zip(values, SPECS, strict=True)
@@ -29,7 +29,7 @@ def compare(node_devices: int, context_devices: int, of_member: int, groups: int
     whole = NamedSharding(mesh, P())
     key, step = jax.device_put((jax.random.key(3), jnp.int32(7)), whole)
     tree = {"arrays": arrays, "key": key, "step": step, "count": np.int32(8)}
-    moved = writers.gather_in_groups(tree, by_groups)
+    moved = device_groups.gather_in_groups(tree, by_groups)
     gathered = moved["arrays"]
     return {
         "layout": (node_devices, context_devices, of_member, groups),
@@ -42,7 +42,7 @@ def compare(node_devices: int, context_devices: int, of_member: int, groups: int
         # The first member of each group.
         "devices": sorted({shard.device.id for x in gathered for shard in x.addressable_shards}),
         "sizes": [shard.data.size for x in gathered for shard in x.addressable_shards],
-        "collectives": collectives(writers._gathering.compiled_text),
+        "collectives": collectives(device_groups._gathering.compiled_text),
     }
 
 
@@ -52,7 +52,7 @@ def _bits(key: jax.Array) -> np.ndarray:
 
 def main() -> None:
     """Records the text of the program that was compiled last."""
-    gathering = writers._gathering
+    gathering = device_groups._gathering
 
     def recorded(*key):
         program = gathering(*key)
@@ -63,7 +63,7 @@ def main() -> None:
 
         return call
 
-    writers._gathering = recorded
+    device_groups._gathering = recorded
     cases = [
         (node, context, of_member, groups)
         for node, context in LAYOUTS

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from zaya_jax.checkpoint.writers import num_groups
 from zaya_jax.config import TrainConfig
+from zaya_jax.parallel.device_groups import num_groups
 
 START, SERVICE, SAME, STOP, COMMIT = SHARED_PHASES = ("start", "service", "same", "stop", "commit")
 """start: until all processes are connected in the tree, and have met once. service: jax's coordination
@@ -42,6 +42,7 @@ class PhaseCost:
 
 def writing_processes(num_processes: int, writers: int = WRITERS) -> range:
     """Returns the numbers of the processes that write a checkpoint in a run with one device each."""
+    # The first of each group, as in a real run.
     return range(0, num_processes, num_processes // num_groups(num_processes, writers))
 
 

@@ -197,6 +197,7 @@ class Simulation:
             self._arrive(number, "written", None, first_known, then=self._describe)
 
     def _describe(self, number: int) -> None:
+        # Of processes without files nothing comes to process 0.
         described = [described_files(number)] if number in self._writers else []
         self._arrive(number, "hashes", described, join, to_all=False, then=self._publish)
 
