@@ -112,16 +112,14 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         where = "their own cores" if row.cores is None else f"{row.cores} cores"
         name = f"{row.processes:,} {'simulated' if row.is_simulated else 'measured'}, {where}"
         times.add_row(name, *(f"{1e3 * row.phases[phase].seconds:,.1f}" for phase in PHASES))
-    # A row per phase shows what grows. Simulations on as many cores as measured are only for comparison.
-    shown = [row for row in rows if row.cores is None or not row.is_simulated]
-    counts = [f"{row.processes:,}{' simulated' if row.is_simulated else ''}" for row in shown]
-    work = dense_table("process 0", *counts, title="process 0: messages, milliseconds of CPU time")
-    for phase in PHASES:
-        costs = [row.phases[phase] for row in shown]
-        work.add_row(
-            _OTHERS.get(phase, phase),
-            *(f"{each.messages:,}, {1e3 * each.cpu_seconds:,.1f}" for each in costs),
-        )
+    work = dense_table("processes", *names, title="process 0: messages, milliseconds of CPU time")
+    for row in rows:
+        # Simulations on as many cores as measured have the same messages.
+        if row.is_simulated and row.cores is not None:
+            continue
+        name = f"{row.processes:,}{' simulated' if row.is_simulated else ''}"
+        costs = (row.phases[phase] for phase in PHASES)
+        work.add_row(name, *(f"{each.messages:,}, {1e3 * each.cpu_seconds:,.1f}" for each in costs))
     return [times, work]
 
 
