@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from zaya_jax.parallel.device_groups import gather_in_groups, group_mesh
+from zaya_jax.parallel.device_groups import gather_in_groups, group_mesh, mesh_of
 
 
 def move_to_writers(tree: Any, limit: int | None) -> Any:
@@ -24,8 +24,7 @@ def move_to_writers(tree: Any, limit: int | None) -> Any:
     """
     if limit is None or jax.process_count() <= limit:
         return tree
-    mesh = next(leaf.sharding.mesh for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
-    by_groups = group_mesh(mesh, limit)
+    by_groups = group_mesh(mesh_of(tree), limit)
     return tree if by_groups is None else gather_in_groups(tree, by_groups)
 
 

@@ -42,6 +42,12 @@ def num_groups(num_members: int, limit: int, *, processes: int = 1) -> int:
     return min(usable, key=lambda count: abs(math.log(count * processes / limit)))
 
 
+def mesh_of(tree: Any) -> Mesh:
+    """Returns the mesh that the arrays of a tree are sharded over; they share one."""
+    first = next(leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return cast(NamedSharding, first.sharding).mesh
+
+
 def group_mesh(mesh: Mesh, limit: int) -> Mesh | None:
     """Returns the devices of a mesh by their groups, [groups, members, nodes, devices of a node].
 
