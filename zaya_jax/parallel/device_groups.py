@@ -45,7 +45,7 @@ def num_groups(num_members: int, limit: int, *, processes: int = 1) -> int:
 def mesh_of(tree: Any) -> Mesh:
     """Returns the mesh that the arrays of a tree are sharded over; they share one."""
     first = next(leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
-    return cast(NamedSharding, first.sharding).mesh
+    return cast(Mesh, cast(NamedSharding, first.sharding).mesh)
 
 
 def group_mesh(mesh: Mesh, limit: int) -> Mesh | None:
