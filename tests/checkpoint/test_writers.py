@@ -44,7 +44,7 @@ def test_groups_are_equal_and_writers_about_as_many_as_desired(members, limit, p
 def _writers(processes, of_process, limit, *, node_devices=1, context_devices=1):
     devices = [Device(process_index=i // of_process, id=i) for i in range(processes * of_process)]
     mesh = data_mesh(devices, node_devices=node_devices, context_devices=context_devices)
-    by_groups = group_mesh(mesh, limit)
+    by_groups = group_mesh([mesh], limit)
     return None if by_groups is None else [each.id for each in first_members(by_groups).devices.flat]
 
 
@@ -70,7 +70,7 @@ def test_the_first_member_of_each_group_writes(layout, limit, options, ids):
 
 def test_processes_with_unequal_numbers_of_devices_all_write():
     devices = [Device(process_index=min(i, 2), id=i) for i in range(4)]
-    assert group_mesh(data_mesh(devices), 2) is None
+    assert group_mesh([data_mesh(devices)], 2) is None
 
 
 def test_one_process_moves_nothing_and_writes():

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from zaya_jax.parallel import device_groups
+from zaya_jax.parallel.even_sharding import meshes_with_copies
 from zaya_jax.parallel.mesh import ALL, IN_NODE, NODES, SHARDED, SHARDED_BY_NODE, data_mesh, with_context
 
 SHAPE = (16, 16, 8)
@@ -18,8 +19,11 @@ LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 4), (4, 1), (4, 2)]
 """Devices of a node, and of a sequence."""
 
 
-def compare(node_devices: int, context_devices: int, of_member: int, groups: int) -> dict[str, object]:
+def compare(
+    node_devices: int, context_devices: int, of_member: int, groups: int, copies: int = 1
+) -> dict[str, object]:
     mesh = data_mesh(node_devices=node_devices, context_devices=context_devices)
+    mesh = next(each for each in meshes_with_copies(mesh) if each.shape.get("copy", 1) == copies)
     devices = with_context(mesh, 1).devices.reshape(-1, node_devices)
     by_groups = device_groups._by_groups(devices, groups, of_member)
     values = [np.random.default_rng(seed).normal(size=SHAPE).astype("float32") for seed in range(len(SPECS))]
@@ -32,7 +36,7 @@ def compare(node_devices: int, context_devices: int, of_member: int, groups: int
     moved = device_groups.gather_in_groups(tree, by_groups)
     gathered = moved["arrays"]
     return {
-        "layout": (node_devices, context_devices, of_member, groups),
+        "layout": (node_devices, of_member, groups, copies),
         "equal": [bool((np.asarray(x) == value).all()) for x, value in zip(gathered, values, strict=True)],
         "others": [
             bool((_bits(moved["key"]) == _bits(key)).all()),
@@ -41,7 +45,7 @@ def compare(node_devices: int, context_devices: int, of_member: int, groups: int
         ],
         # The first member of each group.
         "devices": sorted({shard.device.id for x in gathered for shard in x.addressable_shards}),
-        "sizes": [shard.data.size for x in gathered for shard in x.addressable_shards],
+        "sizes": [[shard.data.size for shard in x.addressable_shards] for x in gathered],
         "collectives": collectives(device_groups._gathering.compiled_text),
     }
 
@@ -71,6 +75,8 @@ def main() -> None:
         for groups in (1, 2)
         if 8 // of_member // groups > 1
     ]
+    # A member has both copies of one or of two parts.
+    cases += [(1, 1, 2, 1, 2), (1, 1, 2, 2, 2), (1, 1, 4, 1, 2), (2, 1, 4, 1, 2)]
     print(json.dumps([compare(*case) for case in cases]))
 
 

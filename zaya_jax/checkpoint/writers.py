@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from zaya_jax.parallel.device_groups import gather_in_groups, group_mesh, mesh_of
+from zaya_jax.parallel.device_groups import gather_in_groups, group_mesh, meshes_of
 
 
 def move_to_writers(tree: Any, limit: int | None) -> Any:
@@ -24,7 +24,7 @@ def move_to_writers(tree: Any, limit: int | None) -> Any:
     """
     if limit is None or jax.process_count() <= limit:
         return tree
-    by_groups = group_mesh(mesh_of(tree), limit)
+    by_groups = group_mesh(meshes_of(tree), limit)
     return tree if by_groups is None else gather_in_groups(tree, by_groups)
 
 

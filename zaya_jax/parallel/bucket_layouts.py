@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from zaya_jax.parallel.even_sharding import COPY
 from zaya_jax.parallel.mesh import (
     ALL,
     IN_NODE,
@@ -179,9 +180,19 @@ def sum_rows_in_node(own: jax.Array, layout: BucketLayout) -> jax.Array:
 def reshard_to_columns(bucket: jax.Array, layout: BucketLayout, mesh: Mesh) -> jax.Array:
     """Reshards a bucket with `ROWS_IN_NODE`, so that each node has some columns of all matrices.
 
-    Buckets with other layouts, and those whose columns the nodes do not divide, are returned unchanged.
+    On a mesh with copies, nodes with copies first get what any of them has. Buckets with other layouts, and
+    those whose columns the nodes do not divide, are otherwise returned unchanged.
     """
+    if COPY in mesh.axis_names:
+        bucket = _copied(bucket, layout, mesh)
     if layout is not BucketLayout.ROWS_IN_NODE or bucket.shape[-1] % size_of(mesh, NODES):
         return bucket
     columns = NamedSharding(mesh, PartitionSpec(None, IN_NODE, NODES))
     return lax.with_sharding_constraint(bucket, columns)
+
+
+def _copied(bucket: jax.Array, layout: BucketLayout, mesh: Mesh) -> jax.Array:
+    if layout is BucketLayout.ALL_DEVICES:
+        # Adjacent devices have adjacent parts: this is one all-gather, and then each keeps its own.
+        bucket = lax.with_sharding_constraint(bucket, NamedSharding(mesh, PartitionSpec(NODES)))
+    return lax.with_sharding_constraint(bucket, NamedSharding(mesh, layout.spec))

@@ -14,12 +14,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from zaya_jax.parallel.even_sharding import COPY
 from zaya_jax.parallel.mesh import CONTEXT, DATA, node_size, with_context
 
 GROUP, MEMBER, NODE, IN_NODE = _AXES = ("group", "member", "node", "in_node")
 """Axes of the devices: groups, the members of a group, the nodes of a member, the devices of a node."""
 _AXES_OF = {DATA[0]: (GROUP, MEMBER, NODE), DATA[1]: (IN_NODE,), CONTEXT[0]: (), CONTEXT[1]: ()}
 """The same devices by the axes of a mesh whose sequences are not split."""
+_AXES_WITH_COPIES = _AXES_OF | {DATA[0]: (GROUP, MEMBER)}
+"""The axes over which devices have different parts of an array with copies."""
 
 
 def num_groups(num_members: int, limit: int, *, processes: int = 1) -> int:
@@ -42,28 +45,29 @@ def num_groups(num_members: int, limit: int, *, processes: int = 1) -> int:
     return min(usable, key=lambda count: abs(math.log(count * processes / limit)))
 
 
-def mesh_of(tree: Any) -> Mesh:
-    """Returns the mesh that the arrays of a tree are sharded over; they share one."""
-    first = next(leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
-    return cast(Mesh, cast(NamedSharding, first.sharding).mesh)
+def meshes_of(tree: Any) -> set[Mesh]:
+    """Returns the meshes that the arrays of a tree are sharded over."""
+    return {_mesh_of(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)}
 
 
-def group_mesh(mesh: Mesh, limit: int) -> Mesh | None:
-    """Returns the devices of a mesh by their groups, [groups, members, nodes, devices of a node].
+def group_mesh(meshes: Iterable[Mesh], limit: int) -> Mesh | None:
+    """Returns the devices of a run by their groups, [groups, members, nodes, devices of a node].
 
     Args:
-      mesh: all devices of a run.
+      meshes: meshes of all devices of a run. Nodes that have copies in one of them are of one member.
       limit: see `num_groups`.
 
     Returns:
       The mesh; None if each member is a group, or processes have different numbers of devices.
     """
+    meshes = list(meshes)
+    mesh, copies = meshes[0], math.lcm(*(each.shape.get(COPY, 1) for each in meshes))
     devices = with_context(mesh, 1).devices.reshape(-1, node_size(mesh))
     counts = set(Counter(device.process_index for device in devices.flat).values())
     if len(counts) > 1:
         return None
     (of_process,) = counts
-    of_member = math.lcm(of_process, node_size(mesh))
+    of_member = math.lcm(of_process, node_size(mesh) * copies)
     num_members = mesh.size // of_member
     groups = num_groups(num_members, limit, processes=of_member // of_process)
     return None if groups == num_members else _by_groups(devices, groups, of_member)
@@ -96,8 +100,9 @@ def gather_in_groups(tree: Any, by_groups: Mesh) -> Any:
       ValueError: if an array is sharded in another way.
     """
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [_relabeled(leaf, by_groups) for leaf in leaves if isinstance(leaf, jax.Array)]
-    specs = [_spec_of(array) for array in arrays]
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    specs = [_spec_by_groups(array) for array in arrays]
+    arrays = [_relabeled(array, by_groups, spec) for array, spec in zip(arrays, specs, strict=True)]
     final = [_final_spec(spec, array.shape, by_groups) for spec, array in zip(specs, arrays, strict=True)]
     program = _gathering(by_groups, tuple(map(_gathered_spec, specs)), tuple(final))
     there = first_members(by_groups)
@@ -105,14 +110,26 @@ def gather_in_groups(tree: Any, by_groups: Mesh) -> Any:
     return structure.unflatten([next(gathered) if isinstance(x, jax.Array) else x for x in leaves])
 
 
-def _relabeled(array: jax.Array, by_groups: Mesh) -> jax.Array:
+def _spec_by_groups(array: jax.Array) -> PartitionSpec:
+    """Returns the partition spec of an array by the axes of groups."""
+    axes_of = _AXES_WITH_COPIES if COPY in _mesh_of(array).axis_names else _AXES_OF
+    entries = map(_names, _spec_of(array))
+    return PartitionSpec(*(tuple(axis for name in entry for axis in axes_of[name]) for entry in entries))
+
+
+def _relabeled(array: jax.Array, by_groups: Mesh, spec: PartitionSpec) -> jax.Array:
     """Returns an array with the same parts on the same devices, whose sharding has the axes of groups."""
-    entries = [_names(entry) for entry in _spec_of(array)]
-    spec = PartitionSpec(*(tuple(new for name in entry for new in _AXES_OF[name]) for entry in entries))
+    if COPY in _mesh_of(array).axis_names:
+        # A member may have several of its parts, each on several nodes, for which no spec has a name.
+        return array
     sharding = NamedSharding(by_groups, spec)
     if not array.sharding.is_equivalent_to(sharding, array.ndim):
         raise ValueError(f"an array is sharded by {_spec_of(array)}, which has no equal by groups")
     return _from_parts(array, sharding)
+
+
+def _mesh_of(array: jax.Array) -> Mesh:
+    return cast(Mesh, cast(NamedSharding, array.sharding).mesh)
 
 
 def _spec_of(array: jax.Array) -> PartitionSpec:

@@ -263,39 +263,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH)
 
 
-def evenly_sharded(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """Returns a sharding of a weight over all devices.
-
-    Args:
-      mesh: devices.
-      shape: shape of the weight; its first dimension that the devices divide is sharded. If there is none,
-        the weight is replicated.
-    """
-    axis = next((i for i, size in enumerate(shape) if size and size % mesh.size == 0), None)
-    return replicated(mesh) if axis is None else NamedSharding(mesh, PartitionSpec(*[None] * axis, ALL))
-
-
-def evenly_sharded_by_node(mesh: Mesh, shape: tuple[int, ...], axis: int) -> NamedSharding:
-    """Returns a sharding as `evenly_sharded` for a weight whose experts the devices of a node share.
-
-    The experts are split over the devices of a node, and the first other dimension that the nodes divide is
-    split over the nodes. To reach their owners, values then move only between devices with the same index in
-    their nodes.
-
-    Args:
-      mesh: devices.
-      shape: shape of the weight.
-      axis: dimension of the experts.
-    """
-    in_node, nodes = size_of(mesh, IN_NODE), size_of(mesh, NODES)
-    others = (i for i, size in enumerate(shape) if i != axis and size and size % nodes == 0)
-    other = next(others, None)
-    if shape[axis] % in_node or other is None:
-        return evenly_sharded(mesh, shape)
-    axes = {axis: IN_NODE, other: NODES}
-    return NamedSharding(mesh, PartitionSpec(*(axes.get(i) for i in range(len(shape)))))
-
-
 def replicated_like(array: jax.Array) -> jax.sharding.Sharding:
     """Returns the sharding of an array that all devices of another array hold whole."""
     if isinstance(array.sharding, NamedSharding):

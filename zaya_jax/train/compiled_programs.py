@@ -177,18 +177,20 @@ def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[
     """Compiles the program that collects a checkpoint's weights: the only arrays that devices exchange."""
     shapes = jax.eval_shape(lambda state: state.stored, state)
     placed = checkpoint_shardings(shapes, mesh, state.partition)
+    there = jax.tree.leaves(placed)[0].mesh
     # Not donated: training continues with the state that is saved.
-    return jax.jit(lambda state: _by_columns(state, mesh).stored, out_shardings=placed)
+    return jax.jit(lambda state: _by_columns(state, there).stored, out_shardings=placed)
 
 
 def saved_average(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
     """Compiles the program that collects a checkpoint's average of the weights, like `saved_weights`."""
     placed = checkpoint_shardings(jax.eval_shape(average_of, state), mesh, state.partition)
+    there = jax.tree.leaves(placed)[0].mesh
 
     def collect(state: TrainState) -> dict[str, Any]:
         assert state.ema is not None, "compiled only for a run with an average"
         # Resharded as the weights are: their way to a checkpoint moves as little as possible.
-        buckets = _by_columns(state.averaged, mesh).buckets
+        buckets = _by_columns(state.averaged, there).buckets
         return average_of(dataclasses.replace(state, ema=dataclasses.replace(state.ema, buckets=buckets)))
 
     return jax.jit(collect, out_shardings=placed)

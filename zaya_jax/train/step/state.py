@@ -1,6 +1,8 @@
 """The training state: everything that a step changes and a checkpoint contains."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,12 +28,11 @@ from zaya_jax.optim.normuon import from_elements, to_elements
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.optim.schedules import learning_rate_schedule
+from zaya_jax.parallel.even_sharding import evenly_sharded, evenly_sharded_by_node, meshes_with_copies
 from zaya_jax.parallel.mesh import (
     REPLICATED,
     SHARDED,
     check_node_devices,
-    evenly_sharded,
-    evenly_sharded_by_node,
     named_shardings,
 )
 from zaya_jax.pytree import abstract, pytree, static
@@ -405,7 +406,7 @@ def _repartitioned(optimizer: Any, written: TrainState, like: TrainState) -> Any
 
 
 def checkpoint_shardings(checkpoint: Any, mesh: Mesh, partition: Partition | None = None) -> Any:
-    """Returns shardings for a checkpoint's arrays or its weights: no device has all of a large array.
+    """Returns shardings for a checkpoint's arrays or its weights: a device has as little as possible.
 
     Args:
       checkpoint: shapes of the arrays.
@@ -418,14 +419,23 @@ def checkpoint_shardings(checkpoint: Any, mesh: Mesh, partition: Partition | Non
         if partition is not None and partition.node_devices > 1 and weight.of_experts
     }
 
-    def of_leaf(path: Any, leaf: Any) -> Any:
+    def of_leaf(mesh: Mesh, path: Any, leaf: Any) -> Any:
         names = tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
         axis = next((axis for weight, axis in experts.items() if names[-len(weight) :] == weight), None)
         if axis is None or names[0] == "training":
             return evenly_sharded(mesh, leaf.shape)
         return evenly_sharded_by_node(mesh, leaf.shape, axis)
 
-    return jax.tree_util.tree_map_with_path(of_leaf, checkpoint)
+    def values_of_device(shardings: Any) -> int:
+        pairs = zip(*map(jax.tree.leaves, (checkpoint, shardings)), strict=True)
+        return sum(math.prod(sharding.shard_shape(leaf.shape)) for leaf, sharding in pairs)
+
+    # With 768 devices, three copies of each part: they divide no dimension of 2,048, but 256 of them do.
+    candidates = (
+        jax.tree_util.tree_map_with_path(functools.partial(of_leaf, each), checkpoint)
+        for each in meshes_with_copies(mesh)
+    )
+    return min(candidates, key=values_of_device)
 
 
 def _map_buckets(function: Any, state: TrainState, *optimizers: Any) -> Any:
