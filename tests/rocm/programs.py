@@ -1,5 +1,6 @@
 """Small programs that the tests compile: functions of abstract devices that return a lowered program."""
 
+import functools
 import os
 
 import jax
@@ -12,8 +13,16 @@ from pallas_kernels.backend import dot, from_start, launch, load, store
 from pallas_kernels.blocks import KernelSettings
 from pallas_kernels.choice import platform_of
 from zaya_jax.parallel.mesh import data_mesh, on_each_device
+from zaya_jax.pytree import abstract
 from zaya_jax.train.compiled_programs import saved_weights
-from zaya_jax.train.step.state import abstract_state, make_setup
+from zaya_jax.train.step.state import (
+    abstract_state,
+    checkpoint_shardings,
+    from_checkpoint,
+    make_setup,
+    shardings,
+    to_checkpoint,
+)
 
 
 def product_of_rows(devices, *, rows):
@@ -54,6 +63,17 @@ def save(devices, *, config):
     mesh = data_mesh(devices, node_devices=config.execution.node_devices)
     state = abstract_state(config, make_setup(config, len(devices), platform=platform_of(devices[0])), mesh)
     return saved_weights(state, mesh).lower(state)
+
+
+def resume(devices, *, config):
+    """The computation of a resume: the state of the arrays that a checkpoint has."""
+    mesh = data_mesh(devices, node_devices=config.execution.node_devices)
+    setup = make_setup(config, len(devices), platform=platform_of(devices[0]))
+    state = abstract_state(config, setup, mesh)
+    shapes = jax.eval_shape(to_checkpoint, state)
+    saved = abstract(shapes, checkpoint_shardings(shapes, mesh, setup.partition))
+    restored = functools.partial(from_checkpoint, like=state, written=state)
+    return jax.jit(restored, out_shardings=shardings(state, mesh)).lower(saved)
 
 
 def abort(devices):

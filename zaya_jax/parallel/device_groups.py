@@ -6,7 +6,7 @@ Groups have the same number of members, and a member has whole processes and who
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import jax
@@ -106,7 +106,8 @@ def gather_in_groups(tree: Any, by_groups: Mesh) -> Any:
     final = [_final_spec(spec, array.shape, by_groups) for spec, array in zip(specs, arrays, strict=True)]
     program = _gathering(by_groups, tuple(map(_gathered_spec, specs)), tuple(final))
     there = first_members(by_groups)
-    gathered = iter([_only_on(there, array) for array in program(arrays)])
+    # On CPUs a train step that begins meanwhile would share the threads of this program's collectives.
+    gathered = iter([_only_on(there, array) for array in jax.block_until_ready(program(arrays))])
     return structure.unflatten([next(gathered) if isinstance(x, jax.Array) else x for x in leaves])
 
 
@@ -159,8 +160,10 @@ def _final_spec(spec: PartitionSpec, shape: tuple[int, ...], by_groups: Mesh) ->
 
 
 @functools.lru_cache(maxsize=4)  # one structure per run, and a second one in a notebook
-def _gathering(by_groups: Mesh, gathered: Iterable[PartitionSpec], final: Iterable[PartitionSpec]) -> Any:
-    """Compiles the program that gathers arrays in groups. The arguments are hashable: they are its key."""
+def _gathering(
+    by_groups: Mesh, gathered: tuple[PartitionSpec, ...], final: tuple[PartitionSpec, ...]
+) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    """Compiles the program that gathers arrays in groups."""
 
     def gather(arrays: list[jax.Array]) -> list[jax.Array]:
         shardings = [NamedSharding(by_groups, spec) for spec in gathered]
