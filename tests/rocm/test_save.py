@@ -39,6 +39,6 @@ def test_a_save_of_nodes_that_divide_no_dimension_needs_little_memory():
 
 def test_a_resume_of_nodes_that_divide_no_dimension_needs_little_memory():
     compilation, _, weights = compiled("resume", 96)
-    # A 256th of the weights and of the optimizer state, 1.14 times as large; some dimensions are divided less.
+    # A 256th of the weights and of the optimizer state (1.14 times as large); some arrays are divided less.
     assert compilation.memory.arguments < 1.3 * 2.14 * weights / 256
     assert compilation.memory.temporaries < 4e9 < weights / 8
