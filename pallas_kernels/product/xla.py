@@ -5,12 +5,13 @@ Letters: A products in a batch, M matrices of a stack, P rows, D inputs, F outpu
 
 import functools
 import math
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 
 from pallas_kernels.fusion import not_inlined
 from pallas_kernels.precision import einsum, matmul
@@ -46,6 +47,12 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
 FUSED_READERS = 15
 """Largest number of readers into each of which XLA fuses, and so repeats, a producer; with one more the
 producer gets its own loop."""
+READERS_OF_COPY = FUSED_READERS // 2 + 1
+"""Largest number of readers into which XLA fuses a float32 copy of a bfloat16 array."""
+MAX_BYTES_BY_ROW = 2**20
+"""Size of a matrix up to which a core reads it once for each of its rows. With 1 MiB, decoding took 0.95 of
+the time for 8 rows and 0.91 for 4; with 2 MiB it would have taken 1.06 (2 cores of an AMD EPYC, each with a
+cache of 1 MiB)."""
 MIN_ENTRIES_IN_PLACE = 2**14
 """Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
 slower for 64 x 64."""
@@ -80,32 +87,35 @@ def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dt
         return jnp.moveaxis(out[..., 0, :], 0, -2)
 
     def in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
-        columns = x.mT.astype(jnp.float32)[..., None]  # [*A, D, P, 1]
         first, *others = stages
-        size = stack.shape[-2] // first
-        starts = range(0, stack.shape[-2], size)
-        # Rows of a matrix are the outer axis, so that cores share the work on each matrix.
-        sums: Any = sum(columns[..., i : i + size, :, :] * _rows(stack, numbers_P, i, size) for i in starts)
-        for count in others:
-            sums = sum(jnp.split(sums, count, axis=-3))
-        return sums[..., 0, :, :].astype(dtype)
+        is_by_row = _is_by_row(stack, len(numbers_P))
+        axis = -2 if is_by_row else -3  # axis of the rows of a matrix
 
-    stages = _stages(stack.shape[-2], stack.dtype)
+        def in_order(x_P: jax.Array) -> jax.Array:
+            """Puts P, the first axis, where the loops have it."""
+            return x_P if is_by_row else jnp.moveaxis(x_P, 0, -2)
+
+        columns = in_order(jnp.moveaxis(x, -2, 0).astype(jnp.float32)[..., None])
+        factors = zip(jnp.split(columns, first, axis), _blocks(stack, numbers_P, first), strict=True)
+        sums: Any = sum(column * in_order(rows) for column, rows in factors)
+        for count in others:
+            sums = sum(jnp.split(sums, count, axis))
+        out = jnp.squeeze(sums, axis).astype(dtype)
+        return jnp.moveaxis(out, 0, -2) if is_by_row else out
+
+    stages = _stages(stack.shape[-2])
     is_large = math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE
     cpu = not_inlined(in_place) if stages and is_large else products
     return lax.platform_dependent(x, stack, numbers_P, cpu=cpu, default=products)
 
 
-def _stages(num_rows: int, dtype: DTypeLike) -> list[int]:
+def _stages(num_rows: int) -> list[int]:
     """Returns the number of row blocks that each loop adds up; XLA's reductions are slow for few rows.
 
     The first loop, which reads the matrix, leaves so many rows that XLA does not fuse it into the next one.
     Empty if the number of rows cannot be split like this.
     """
-    # XLA of jax 0.10 reads blocks of a bfloat16 array from a float32 copy of the whole array. The copy has to
-    # be fused: in memory it made a decoding step of `zaya bench torch` take 81 ms instead of 3.
-    num_readers = FUSED_READERS // 2 + 1 if dtype == jnp.bfloat16 else FUSED_READERS + 1
-    stages = [min(num_readers, num_rows // (FUSED_READERS + 1))]
+    stages = [min(FUSED_READERS + 1, num_rows // (FUSED_READERS + 1))]
     while stages[-1] and num_rows % stages[-1] == 0:
         num_rows //= stages[-1]
         if num_rows <= 64:
@@ -114,14 +124,38 @@ def _stages(num_rows: int, dtype: DTypeLike) -> list[int]:
     return []
 
 
-def _rows(stack: jax.Array, numbers_P: jax.Array, first: int, count: int) -> jax.Array:
-    """Returns rows of one matrix for each number, [*A, count, P, F], in float32.
+def _is_by_row(stack: jax.Array, num_rows: int) -> bool:
+    """Whether each core computes whole products of some rows, instead of a part of every product.
 
-    Each reader gets its own slice: XLA copies a slice that is shared.
+    Its partial sums then stay in its own cache. But rows with the same matrix each read it from that cache,
+    which only has room for a small one, and XLA divides rows evenly only if no core gets a remainder.
     """
-    # Without a promise XLA would clamp the numbers.
-    rows = stack.at[numbers_P, ..., first : first + count, :].get(mode="promise_in_bounds")
-    return jnp.moveaxis(rows, 0, -2).astype(jnp.float32)
+    num_bytes, cores = stack.nbytes // len(stack), num_cores()
+    is_even = num_rows % cores == 0 or cores % num_rows == 0
+    return num_bytes <= MAX_BYTES_BY_ROW and is_even
+
+
+@functools.cache
+def num_cores() -> int:
+    """Returns the number of cores that this process may use, which XLA has a thread for each of."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _blocks(stack: jax.Array, numbers_P: jax.Array, count: int) -> Iterator[jax.Array]:
+    """Yields the blocks of rows of each number's matrix, [P, *A, D / count, F] in float32.
+
+    Each block is a slice of the stack: XLA copies a slice that is shared.
+    """
+    size = stack.shape[-2] // count
+    for block in range(count):
+        if block and block % READERS_OF_COPY == 0:
+            # XLA of jax 0.10 reads the blocks of a bfloat16 array from a float32 copy of the whole array. The
+            # copy has to be fused: in memory it made a decoding step of `zaya bench torch` take 81 ms instead
+            # of 3. After a barrier, the next blocks get a separate copy, which is fused too.
+            stack, numbers_P = lax.optimization_barrier((stack, numbers_P))
+        # Without a promise XLA would clamp the numbers.
+        rows = stack.at[numbers_P, ..., block * size : (block + 1) * size, :].get(mode="promise_in_bounds")
+        yield rows.astype(jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -1,5 +1,6 @@
 """`product`, its gradient, and matrices that are read in place in a stack."""
 
+import functools
 import re
 
 import chex
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.product import in_stack, product
+from pallas_kernels.product import xla as product_xla
 from pallas_kernels.product.reference import product_reference
 from pallas_kernels.product.xla import product_in_place, transposed_product
 from zaya_jax.model.remat import REMAT_POLICIES
@@ -91,18 +93,37 @@ def test_the_transposed_product_sums_over_rows(shape):
 @pytest.mark.parametrize("shape", [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 120, 160), (3, 16, 4)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("numbers", [[0], [2], [2, 0, 0], [0, 0, 1, 1, 1, 2, 2, 2]])
-def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, numbers):
+@pytest.mark.parametrize("num_cores", [2, 3])  # which do and do not divide the number of rows
+def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, numbers, num_cores, monkeypatch):
+    monkeypatch.setattr(product_xla, "num_cores", lambda: num_cores)
     stack = jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((*shape[1:-2], len(numbers), shape[-2])), dtype)
     rows = [np.float64(x[..., p : p + 1, :]) @ np.float64(stack[number]) for p, number in enumerate(numbers)]
     expected = np.concatenate(rows, axis=-2)
     # Sums of up to 1,008 products of standard normals, in float32; then one rounding to 8 bits.
     tolerance = 1e-5 if dtype == "float32" else 2**-8
-    out = jax.jit(product_in_place)(x, stack, jnp.int32(numbers))
+
+    def compiled(**options):
+        # A new function each time: jax would use the program for another number of cores again.
+        return jax.jit(functools.partial(product_in_place, **options))(x, stack, jnp.int32(numbers))
+
+    out = compiled()
     assert out.dtype == dtype
     np.testing.assert_allclose(np.float64(out), expected, rtol=tolerance, atol=32e-5)
-    exact = jax.jit(product_in_place, static_argnames="dtype")(x, stack, jnp.int32(numbers), dtype="float32")
-    np.testing.assert_allclose(exact, expected, rtol=1e-5, atol=32e-5)
+    np.testing.assert_allclose(compiled(dtype="float32"), expected, rtol=1e-5, atol=32e-5)
+
+
+@pytest.mark.parametrize(
+    ("columns", "num_cores", "order"),
+    [(256, 2, "8,16,256"), (256, 3, "16,8,256"), (2048, 2, "16,8,2048")],
+    ids=["by row", "rows leave a remainder", "large matrix"],
+)
+def test_cores_divide_the_rows_if_these_are_even_and_matrices_small(columns, num_cores, order, monkeypatch):
+    """The partial sums of the first loop, whose first axis XLA divides among the cores."""
+    monkeypatch.setattr(product_xla, "num_cores", lambda: num_cores)
+    x, stack = jax.device_put((jnp.ones((8, 256)), jnp.ones((3, 256, columns))), jax.devices("cpu")[0])
+    text = jax.jit(functools.partial(product_in_place)).lower(x, stack, jnp.arange(8) % 3).compile().as_text()
+    assert re.findall(r"%multiply_add_fusion\S* = f32\[([0-9,]+)\]", text) == [order]
 
 
 def test_rows_that_are_not_read_in_place_copy_one_matrix_at_a_time():
