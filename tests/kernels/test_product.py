@@ -113,6 +113,18 @@ def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, num
     np.testing.assert_allclose(compiled(dtype="float32"), expected, rtol=1e-5, atol=32e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_product_in_place_has_the_same_bits_for_any_number_of_cores(dtype, monkeypatch):
+    rng = np.random.default_rng(0)
+    x, stack = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((8, 512), (3, 512, 192)))
+    found = []
+    for count in (2, 3):
+        monkeypatch.setattr(product_xla, "num_cores", lambda count=count: count)
+        product = jax.jit(functools.partial(product_in_place, dtype="float32"))
+        found.append(product(x, stack, jnp.arange(8) % 3))
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize(
     ("columns", "num_cores", "order"),
     [(256, 2, "8,16,256"), (256, 3, "16,8,256"), (2048, 2, "16,8,2048")],
