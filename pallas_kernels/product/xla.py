@@ -88,8 +88,8 @@ def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dt
 
     def in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
         first, *others = stages
-        # By row, each core computes whole products, and its partial sums stay in its own cache. Rows with the
-        # same matrix each read it, and only a small one stays in that cache. Otherwise cores share each matrix.
+        # By row, each core computes whole products, and its partial sums stay in its own cache. Rows with one
+        # matrix each read it, and only a small one stays in that cache. Otherwise cores share each matrix.
         axis = -2 if is_by_row else -3  # axis of the rows of a matrix
 
         def in_order(x_P: jax.Array) -> jax.Array:
