@@ -1,12 +1,13 @@
 """`zaya bench control`: its options and output, and the simulation against real processes (a campaign)."""
 
+import dataclasses
 import json
 
 import pytest
 
 from zaya_jax.bench.control.command import Row, check_memory, describe_costs, main, tables, to_json
 from zaya_jax.bench.control.costs import measure_costs, measure_phases
-from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, SHARED_PHASES, STOP, PhaseCost
+from zaya_jax.bench.control.phases import COMMIT, PHASES, SAME, SERVICE, SHARED_PHASES, STOP, PhaseCost
 from zaya_jax.bench.control.processes import summarize
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.errors import UserError
@@ -33,11 +34,12 @@ def test_tables_have_all_phases():
     names = ["64 measured, 2 cores", "64 simulated, 2 cores", "8,192 simulated, their own cores"]
     assert list(times.columns[0].cells) == names
     assert list(times.columns[1].cells) == ["250.0"] * 3
-    names = ["processes", "start", "service of jax", "same", "stop", "commit", "merge of indexes"]
-    assert [column.header for column in work.columns] == [column.header for column in times.columns] == names
+    names = ["processes", *PHASES]
+    assert [column.header for column in times.columns] == names
+    assert [column.header for column in work.columns] == [*names, "of service"]
     assert list(work.columns[0].cells) == ["64", "8,192 simulated"]
     assert list(work.columns[1].cells) == ["96, 4.0"] * 2
-    costs = Costs(*[1e-6] * 13)
+    costs = Costs(*[1e-6] * len(dataclasses.fields(Costs)))
     values = json.loads(json.dumps(to_json(costs, rows)))
     assert values["rows"][1]["phases"][STOP]["messages"] == 96
     assert "Process 0 registers a child in 1 us" in describe_costs(costs)
@@ -49,13 +51,16 @@ def test_a_phase_lasts_from_the_last_arrival_to_the_last_end():
             "spans": {name: [(begin, 5.0 + begin), (10.0 + begin, 12.0)] for name in SHARED_PHASES},
             "work": {name: [(32, 100, 0.5), (34, 100, 0.7)] for name in SHARED_PHASES},
             "start_cpu": (0.1, 0.2),
+            "service_cpu": 0.4,
             "memory_bytes": 9,
             "messages": None,
         }
 
     phases = summarize([record(0.0), record(1.0), record(0.5)])["phases"]
     # Visits last 5 s and 1 s.
-    assert phases[SAME] == {"seconds": 3.0, "messages": 33, "num_bytes": 100, "cpu_seconds": 0.6}
+    work = {"messages": 33, "num_bytes": 100, "cpu_seconds": 0.6}
+    assert phases[SAME] == {"seconds": 3.0, **work, "service_cpu_seconds": 0.0}
+    assert phases[SERVICE] == {"seconds": 3.0, **work, "service_cpu_seconds": 0.4}
     # A stop begins in the last process, which requests it: 5.5 s and 1.5 s.
     assert phases[STOP]["seconds"] == 3.5
 
@@ -63,7 +68,7 @@ def test_a_phase_lasts_from_the_last_arrival_to_the_last_end():
 @pytest.mark.slow
 def test_four_real_processes_exchange_what_the_simulation_says(tmp_path):
     actual = measure_phases(4, tmp_path, rounds=1)
-    simulated = Simulation(4, Costs(*[1e-5] * 13)).run()
+    simulated = Simulation(4, Costs(*[1e-5] * len(dataclasses.fields(Costs)))).run()
     for name in PHASES:
         assert (actual[name].messages, actual[name].num_bytes) == (
             simulated[name].messages,

@@ -7,6 +7,7 @@ import pytest
 
 from zaya_jax.bench.control.phases import (
     COMMIT,
+    DEVICES,
     MERGE,
     PHASES,
     SAME,
@@ -28,8 +29,11 @@ COSTS = Costs(
     first_register=8e-3,
     start=4e-3,
     serve=200e-6,
-    first_serve=2e-3,
+    first_serve=300e-3,
+    start_service=2e-3,
     connect=4e-3,
+    describe=100e-6,
+    first_describe=15e-3,
     file=5e-6,
     publish=10e-3,
     merge=500e-6,
@@ -75,7 +79,7 @@ def test_a_star_would_make_process_0_handle_two_messages_per_process():
 
 
 def test_only_what_the_documentation_says_grows_with_the_number_of_processes():
-    """jax's service connects each process, process 0 merges its indexes, and hosts and files have names."""
+    """jax lists all devices, process 0 merges the indexes of all, and hosts and files have names."""
     few, many = simulated(64), simulated(128)
     # A child comes, sends the hosts of its subtree, and receives those of all.
     assert few[START].messages == many[START].messages == 3 * FAN_OUT
@@ -83,7 +87,11 @@ def test_only_what_the_documentation_says_grows_with_the_number_of_processes():
     # Names of hosts come up once, and go down to each child.
     names = (FAN_OUT + 1) * 15 * COSTS.per_byte
     assert grown[START] == pytest.approx(names * 64, rel=0.01)
-    assert grown[SERVICE] == pytest.approx(COSTS.serve * 64, rel=0.01)
+    assert grown[DEVICES] == pytest.approx(COSTS.describe * 64, rel=0.01)
+    # The service connects each process by itself, and not in process 0.
+    assert grown[SERVICE] == 0.0
+    service = [each[SERVICE].service_cpu_seconds for each in (few, many)]
+    assert service == [pytest.approx(COSTS.first_serve + COSTS.serve * count) for count in (64, 128)]
     assert grown[MERGE] == pytest.approx(COSTS.merge * 64, rel=0.01)
     manifest = COSTS.file * len(described_files(0)) * 64
     sent = COSTS.per_byte * (many[COMMIT].num_bytes - few[COMMIT].num_bytes)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.control.costs import measure_costs, measure_phases
-from zaya_jax.bench.control.phases import MERGE, PHASES, SERVICE, WRITERS, PhaseCost
+from zaya_jax.bench.control.phases import PHASES, SERVICE, WRITERS, PhaseCost
 from zaya_jax.bench.control.simulation import Costs, Simulation
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
@@ -25,8 +25,10 @@ from zaya_jax.text_tables import dense_table
 
 PROCESSES, SIMULATED = (4, 16, 64), (1024, 8192)
 ROUNDS = 3
-_OTHERS = {SERVICE: "service of jax", MERGE: "merge of indexes"}
-"""Names in the tables of phases whose own name does not say what they are."""
+_EXPLANATION = (
+    "service, devices: until jax has connected the processes, and has the devices of all; merge: of the "
+    "indexes of a checkpoint"
+)
 PROCESS_BYTES = 20 * 2**20
 """Upper bound of the memory of a light process that it does not share with the others."""
 
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_json(options.json, to_json(costs, rows))
     for table in tables(rows):
         console.print(table)
-    console.print(describe_costs(costs))
+    console.print(f"{_EXPLANATION}\n\n{describe_costs(costs)}")
 
 
 def simulate(count: int, costs: Costs, *, cores: int | None, fan_out: int, writers: int) -> Row:
@@ -106,20 +108,27 @@ def check_memory(processes: int) -> None:
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Returns a table of times, and one of the work of process 0."""
-    names = [_OTHERS.get(phase, phase) for phase in PHASES]
-    times = dense_table("processes", *names, title="milliseconds until the last process is done")
+    times = dense_table("processes", *PHASES, title="milliseconds until the last process is done")
     for row in rows:
         where = "their own cores" if row.cores is None else f"{row.cores} cores"
         name = f"{row.processes:,} {'simulated' if row.is_simulated else 'measured'}, {where}"
         times.add_row(name, *(f"{1e3 * row.phases[phase].seconds:,.1f}" for phase in PHASES))
-    work = dense_table("processes", *names, title="process 0: messages, milliseconds of CPU time")
+    title = "messages of process 0, and milliseconds of its CPU time and of the service's process"
+    work = dense_table("processes", *PHASES, "of service", title=title)
     for row in rows:
         # Simulations on as many cores as measured have the same messages.
         if row.is_simulated and row.cores is not None:
             continue
         name = f"{row.processes:,}{' simulated' if row.is_simulated else ''}"
         costs = (row.phases[phase] for phase in PHASES)
-        work.add_row(name, *(f"{each.messages:,}, {1e3 * each.cpu_seconds:,.1f}" for each in costs))
+        work.add_row(
+            name,
+            *(
+                f"{each.messages:,}, " * bool(each.messages) + f"{1e3 * each.cpu_seconds:,.1f}"
+                for each in costs
+            ),
+            f"{1e3 * row.phases[SERVICE].service_cpu_seconds:,.0f}",
+        )
     return [times, work]
 
 
@@ -129,9 +138,10 @@ def describe_costs(costs: Costs) -> str:
     return (
         f"A message costs {micro['message']:.0f} us of CPU time at each end and "
         f"{1e3 * micro['per_byte']:.1f} ns per byte, and takes {micro['latency']:.0f} us more. Process 0 "
-        f"registers a child in {micro['register']:.0f} us, jax's service connects a process in "
-        f"{micro['serve']:.0f} us, the indexes of a process are merged in "
-        f"{micro['merge']:.0f} us, and a file in a manifest takes {micro['file']:.1f} us"
+        f"registers a child in {micro['register']:.0f} us and collects the devices of a process in "
+        f"{micro['describe']:.0f} us, jax's service connects a process in {micro['serve']:.0f} us, the "
+        f"indexes of a process are merged in {micro['merge']:.0f} us, and a file in a manifest takes "
+        f"{micro['file']:.1f} us"
     )
 
 
@@ -154,7 +164,7 @@ def _parser() -> Parser:
         "Time the start of a run, the comparison of its configs, the commit of a checkpoint, the merge of "
         "its indexes and the agreement on a stop by the number of processes: with light processes on this "
         "machine, and in a simulation that runs the same protocol with the measured costs. Counts the "
-        "messages of process 0 and its CPU time.",
+        "messages of process 0 and its CPU time, and the CPU time of the process of jax's service.",
         (
             "zaya bench control",
             "zaya bench control --processes 64 256 --simulate 1024 8192 --latency-us=30 --json=control.json",

@@ -13,6 +13,7 @@ from typing import Any
 
 from zaya_jax.bench.control.merge import RESULT_FILE
 from zaya_jax.bench.control.phases import (
+    DEVICES,
     MERGE,
     SAME,
     SERVICE,
@@ -99,10 +100,11 @@ def measure_costs(folder: pathlib.Path, *, rounds: int, latency: float | None = 
 
 def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
     few, many, most = (run_processes(count, folder, rounds=1) for count in (FEW, MANY, MOST))
-    # What costs process 0 one more child, one more process that connects with jax's service, and one more
-    # message.
+    # What costs process 0 one more child, one more message and the devices of one more process, and jax's
+    # service one more process.
     register, first_register = _slope(few, many, (START,), 1, FAN_OUT)
-    serve, first_serve = _slope(many, most, (SERVICE,), MANY - 1, MOST - 1)
+    serve, first_serve = _slope(many, most, (SERVICE,), MANY, MOST, of="service_cpu_seconds")
+    describe, first_describe = _slope(many, most, (DEVICES,), MANY, MOST)
     message, _ = _slope(few, many, (SAME, STOP), *(_messages(each) for each in (few, many)))
     publish, file = _measure_manifest(folder)
     merges = [measure_merge(count, folder).cpu_seconds for count in (FEW, MOST)]
@@ -118,7 +120,10 @@ def _measure_once(folder: pathlib.Path, *, latency: float | None) -> Costs:
         start=few["start_cpu"],
         serve=serve,
         first_serve=first_serve,
+        start_service=few["phases"][SERVICE]["cpu_seconds"],
         connect=few["service_cpu"],
+        describe=describe,
+        first_describe=first_describe,
         file=file,
         publish=publish,
         merge=merge,
@@ -131,15 +136,29 @@ def _messages(measured: dict[str, Any]) -> int:
 
 
 def _slope(
-    few: dict[str, Any], many: dict[str, Any], phases: Sequence[str], num_few: int, num_many: int
+    few: dict[str, Any],
+    many: dict[str, Any],
+    phases: Sequence[str],
+    num_few: int,
+    num_many: int,
+    *,
+    of: str = "cpu_seconds",
 ) -> tuple[float, float]:
-    """Returns the CPU seconds of process 0 for one more of what phases have `num_few` and `num_many` of.
+    """Returns the CPU seconds for one more of what phases have `num_few` and `num_many` of.
+
+    Args:
+      few: measurement of few processes.
+      many: measurement of many.
+      phases: names of the phases, whose costs are added.
+      num_few: number of what costs the time, with few processes.
+      num_many: the same number with many.
+      of: field of `PhaseCost`, of process 0 or of the process of jax's service.
 
     Returns:
       These seconds, and those without any.
     """
     # CPU time, which other programs on the same cores hardly change.
-    cpu = [sum(each["phases"][name]["cpu_seconds"] for name in phases) for each in (few, many)]
+    cpu = [sum(each["phases"][name][of] for name in phases) for each in (few, many)]
     slope = max(0.0, cpu[1] - cpu[0]) / (num_many - num_few)
     return slope, max(0.0, cpu[0] - slope * num_few)
 

@@ -5,11 +5,13 @@ import dataclasses
 from zaya_jax.config import TrainConfig
 from zaya_jax.parallel.device_groups import num_groups
 
-START, SERVICE, SAME, STOP, COMMIT = SHARED_PHASES = ("start", "service", "same", "stop", "commit")
-"""start: until all processes are connected in the tree, and have met once. service: jax's coordination
-service, which connects them. same: comparison of the config of all. stop: from the request of one process
-until all agree on the step. commit: after the files of a checkpoint are written, until it has its name,
-without the merge of its indexes."""
+SHARED_PHASES = ("start", "service", "devices", "same", "stop", "commit")
+START, SERVICE, DEVICES, SAME, STOP, COMMIT = SHARED_PHASES
+"""start: until all processes are connected in the tree, and have met once. service: until jax's coordination
+service has connected them. devices: until jax has initialized the device of each, of which process 0 collects
+descriptions and sends all of them to all. same: comparison of the config of all. stop: from the request of
+one process until all agree on the step. commit: after the files of a checkpoint are written, until it has its
+name, without the merge of its indexes."""
 MERGE = "merge"
 """Merge of the indexes that the processes have written, by process 0 before a commit."""
 PHASES = (*SHARED_PHASES, MERGE)
@@ -32,12 +34,14 @@ class PhaseCost:
       messages: messages that process 0 sent and received.
       num_bytes: bytes of these messages; 0 for the rendezvous.
       cpu_seconds: CPU time of process 0.
+      service_cpu_seconds: CPU time of the process of jax's service, from its start; 0 in other phases.
     """
 
     seconds: float
     messages: int
     num_bytes: int
     cpu_seconds: float
+    service_cpu_seconds: float = 0.0
 
 
 def writing_processes(num_processes: int, writers: int = WRITERS) -> range:

@@ -15,6 +15,7 @@ from typing import Any
 
 from zaya_jax.bench.control.phases import (
     COMMIT,
+    DEVICES,
     FILES,
     MERGE,
     PHASES,
@@ -49,9 +50,12 @@ class Costs:
       register: CPU time of a process for one child in the rendezvous.
       first_register: CPU time of process 0 for the rendezvous itself.
       start: CPU time of another process for its start, without jax's service.
-      serve: CPU time of jax's service in process 0 for one process that connects.
-      first_serve: CPU time of process 0 for the service itself.
+      serve: CPU time of the process of jax's service for one process that connects.
+      first_serve: CPU time of that process for its own start, while processes start.
+      start_service: CPU time of process 0 to start that process and to connect with it.
       connect: CPU time of another process to connect with jax's service.
+      describe: CPU time of process 0 for the devices of one process, which jax collects and lists.
+      first_describe: CPU time of each process to initialize its own device.
       file: CPU time of process 0 for a file in the manifest of a checkpoint.
       publish: time of process 0 to write a manifest and rename the folder, without that.
       merge: CPU time of process 0 to merge the indexes of one process.
@@ -66,7 +70,10 @@ class Costs:
     start: float
     serve: float
     first_serve: float
+    start_service: float
     connect: float
+    describe: float
+    first_describe: float
     file: float
     publish: float
     merge: float
@@ -97,12 +104,13 @@ class Simulation:
         self._writers = writing_processes(num_processes, writers)
         # Times at which each core and each process has done its work.
         self._cores = None if cores is None else [0.0] * cores
-        self._free = [0.0] * num_processes
+        # The process of jax's service has the number after the last one.
+        self._free = [0.0] * (num_processes + 1)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._now = self._begin = 0.0
         self._messages = self._bytes = 0
-        self._cpu = 0.0
+        self._cpu = self._service_cpu = 0.0
         self._encoded: tuple[Message, int] | None = None
         # What a process does when a result or a posted message has arrived.
         self._waiting: list[Callable[[TreeNode], bool] | None] = [None] * num_processes
@@ -110,7 +118,7 @@ class Simulation:
 
     def run(self, names: Sequence[str] = PHASES) -> dict[str, PhaseCost]:
         """Returns the costs of phases by name."""
-        phases = {START: self._start, SERVICE: self._service, SAME: self._same}
+        phases = {START: self._start, SERVICE: self._service, DEVICES: self._devices, SAME: self._same}
         phases |= {COMMIT: self._commit, STOP: self._stop, MERGE: self._merge}
         return {name: self._measure(phases[name]) for name in names}
 
@@ -163,18 +171,26 @@ class Simulation:
 
     def _service(self) -> None:
         """All connect with jax's service, which answers when the last one has."""
-        self._missing = self._count - 1
-        self._work(0, self._costs.first_serve, _nothing)
-        for number in range(1, self._count):
-            self._work(number, self._costs.connect, lambda: self._deliver(self._serve))
+        self._missing = self._count
+        self._service_cpu += self._costs.first_serve
+        for number in range(self._count):
+            seconds = self._costs.connect if number else self._costs.start_service
+            self._work(number, seconds, lambda: self._deliver(self._serve))
 
     def _serve(self) -> None:
-        self._work(0, self._costs.serve, self._end_of_service)
+        self._work(self._count, self._costs.serve, self._end_of_service)
 
     def _end_of_service(self) -> None:
         self._missing -= 1
-        for _ in range(1, self._count) if self._missing == 0 else ():
+        for _ in range(self._count) if self._missing == 0 else ():
             self._deliver(_nothing)
+
+    def _devices(self) -> None:
+        """Each initializes its device, and process 0 then collects the descriptions of all."""
+        # The others list all devices too, while process 0 does, in less time.
+        collect = functools.partial(self._work, 0, self._costs.describe * self._count, _nothing)
+        for number in range(self._count):
+            self._work(number, self._costs.first_describe, _nothing if number else collect)
 
     def _same(self) -> None:
         for number in range(self._count):
@@ -218,17 +234,18 @@ class Simulation:
     def _measure(self, begin: Callable[[], None]) -> PhaseCost:
         # All processes are idle when a phase begins.
         self._begin = self._now
-        self._free = [self._now] * self._count
+        self._free = [self._now] * (self._count + 1)
         self._cores = None if self._cores is None else [self._now] * len(self._cores)
         self._messages = self._bytes = 0
-        self._cpu = 0.0
+        self._cpu = self._service_cpu = 0.0
         begin()
         while self._events:
             self._now, _, event = heapq.heappop(self._events)
             event()
         # What the last messages cost their receivers.
         self._now = max(self._now, *self._free)
-        return PhaseCost(self._now - self._begin, self._messages, self._bytes, self._cpu)
+        seconds = self._now - self._begin
+        return PhaseCost(seconds, self._messages, self._bytes, self._cpu, self._service_cpu)
 
     def _at(self, time: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))
@@ -244,6 +261,7 @@ class Simulation:
             heapq.heappush(self._cores, start + seconds)
         self._free[number] = start + seconds
         self._cpu += seconds if number == 0 else 0.0
+        self._service_cpu += seconds if number == self._count else 0.0
         self._at(start + seconds, then)
 
     def _deliver(self, event: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
-"""The coordination service of jax: a server in process 0, and a client in every process.
+"""The coordination service of jax: a server in a child of process 0, and a client in every process.
 
-`jax.distributed.initialize` would start both, but it has no option that keeps them from aborting the process
-with a C++ stack trace when a peer is lost; so this module starts them. No other module uses jax's private
-names for it.
+`jax.distributed.initialize` would start both, the server in process 0, but it has no option that keeps them
+from aborting the process with a C++ stack trace when a peer is lost; so this package starts them. Only this
+module and that of the server's process use jax's private names for it.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from zaya_jax.parallel.processes.listeners import bind_address
 from zaya_jax.parallel.processes.process_group import ProcessGroup
+from zaya_jax.parallel.processes.service_process import ServiceProcess
 
 _PARTITION = "JAX_PARTITION_INDEX"
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
@@ -30,20 +31,35 @@ def state() -> Any:
     return distributed.global_state
 
 
-def start_service(group: ProcessGroup, *, limit_seconds: float) -> None:
-    """Starts the service. Only process 0 calls it.
+@contextlib.contextmanager
+def service_process(group: ProcessGroup, *, limit_seconds: float) -> Iterator[ServiceProcess | None]:
+    """Yields the process for the service in process 0, and None in others; an error ends it.
 
     Args:
       group: processes of the run.
       limit_seconds: time in seconds without a heartbeat after which the service reports a process as lost.
     """
-    seconds = max(1, int(limit_seconds))
-    state().service = _jax.get_distributed_runtime_service(
-        bind_address(group.coordinator),
-        group.num_processes,
-        heartbeat_timeout=seconds,
-        shutdown_timeout=seconds,
-    )
+    if group.process != 0:
+        yield None
+        return
+    address = bind_address(group.coordinator)
+    process = ServiceProcess(address, group.num_processes, limit_seconds=limit_seconds)
+    try:
+        yield process
+    except BaseException:
+        process.kill()
+        state().service = None  # jax would end it at Python's exit
+        raise
+
+
+def start_service(process: ServiceProcess) -> None:
+    """Starts the service in its process, when the coordinator's port is free. Only process 0 calls it.
+
+    Raises:
+      UserError: if it cannot listen at that port.
+    """
+    process.listen()
+    state().service = process
 
 
 def connect(group: ProcessGroup, *, limit_seconds: float, on_loss: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ class StartCost:
       rendezvous_cpu: CPU seconds of this process for that, without those for jax's service.
       messages: messages that this process sent and received for that.
       service: seconds until this process was connected with jax's coordination service, after that.
-      service_cpu: CPU seconds of this process for that; in process 0 with those of the service.
+      service_cpu: CPU seconds of this process for that; in process 0 with those to start the service.
     """
 
     begin: float
@@ -160,7 +160,7 @@ def _leave_after_signal() -> None:
     """Disconnects from the other processes if they leave as well, and ends without them otherwise.
 
     Posting a message and exiting is not enough: jax reports a process as lost if it is still shutting down
-    when the service in process 0 ends.
+    when the service ends, which process 0 ends.
     """
     try:
         meet("leaving", limit_seconds=_LEAVING_SECONDS)
@@ -237,11 +237,15 @@ def start(
     _set_collective_timeout(limit_seconds if collective_seconds is None else collective_seconds)
     _state.limit_seconds = limit_seconds
     begun, begun_cpu, first_cpu = time.monotonic(), time.process_time(), 0.0
-    with assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as assembly:
+    with (
+        # First, because it starts while the other processes come.
+        coordination_service.service_process(group, limit_seconds=limit_seconds) as service,
+        assembled(group, host=host_name(os.environ), limit_seconds=limit_seconds) as assembly,
+    ):
         _state.hosts = assembly.hosts
-        if group.process == 0:
+        if service is not None:
             first_cpu = time.process_time()
-            coordination_service.start_service(group, limit_seconds=limit_seconds)
+            coordination_service.start_service(service)
             first_cpu = time.process_time() - first_cpu
     met, cpu = time.monotonic(), time.process_time() - begun_cpu - first_cpu
     try:

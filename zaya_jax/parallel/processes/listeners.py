@@ -62,14 +62,14 @@ def parent_port(coordinator: str, process: int) -> int:
 def allow_connections(num_processes: int) -> None:
     """Raises the limit of open files, which is often 1,024, as far as a user may.
 
-    Process 0 may have a connection per process during the rendezvous, and one in jax's service afterwards.
+    Process 0 may have a connection per process during the rendezvous, and jax's service has one afterwards.
 
     Raises:
       UserError: if that is not enough.
     """
     # A service manager or a container may set other limits than a shell.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * num_processes + _OTHER_FILES
+    needed = num_processes + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
             f"{num_processes} processes need {needed} open files in process 0, and its limit is {hard}; "
