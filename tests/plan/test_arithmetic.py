@@ -1,5 +1,6 @@
 """The arithmetic of a plan, compared with published figures and sums by hand."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -7,6 +8,7 @@ import jax
 import pytest
 
 from zaya_jax.options import load_config
+from zaya_jax.plan import memory
 from zaya_jax.plan.arithmetic import (
     communication,
     data_rate,
@@ -187,6 +189,16 @@ def test_activations_are_what_a_second_sequence_adds(remat, width):
         for batch in (1, 2)
     )
     assert activation_bytes(*network, 64) == two - one
+
+
+@pytest.mark.parametrize("remat", ["none", "products", "group"])
+def test_what_is_kept_does_not_depend_on_tracing_kernels(remat, monkeypatch):
+    config = for_platform(load_config("configs/tiny.py", []), "rocm")
+    network = config.model, dataclasses.replace(config.execution, remat=remat)
+    without = jax.tree.leaves(kept_shapes(*network, 2, 64))
+    monkeypatch.setattr(memory, "execute_launches", lambda executor: contextlib.nullcontext())
+    traced = jax.tree.leaves(kept_shapes(*network, 2, 64))
+    assert [(x.shape, x.dtype) for x in without] == [(x.shape, x.dtype) for x in traced]
 
 
 def test_activations_grow_linearly(zaya1_8b):

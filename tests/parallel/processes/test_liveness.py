@@ -33,8 +33,8 @@ def serve(listener, answer):
     ("answer", "sentence"),
     [
         (SETTINGS + ACKNOWLEDGED, None),
-        (SETTINGS, "process 1 does not reach process 0"),
-        (SETTINGS[:5] + b"\1" + SETTINGS[6:], "process 1 does not reach process 0"),
+        (SETTINGS, "process 1 does not reach the host of process 0"),
+        (SETTINGS[:5] + b"\1" + SETTINGS[6:], "process 1 does not reach the host of process 0"),
     ],
 )
 def test_a_working_server_acknowledges_settings(answer, sentence, monkeypatch):

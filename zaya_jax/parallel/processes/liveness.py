@@ -67,11 +67,14 @@ class Liveness:
         return f"{who} sent no sign of life for up to {self._limit_seconds:.0f} s"
 
     def _find_obstacle(self) -> str | None:
-        """Returns what keeps this process from process 0, by a new connection; None if that one works."""
+        """Returns what keeps this process from process 0, by a new connection; None if that one works.
+
+        jax's service answers at that address as long as process 0 has not ended.
+        """
         host, _, port = self._group.coordinator.rpartition(":")
         unreachable = (
-            f"{self._describe(self._group.process)} does not reach process 0: that one is stopped, or the "
-            "network between them fails"
+            f"{self._describe(self._group.process)} does not reach the host of process 0: that one is "
+            "stopped, or the network between them fails"
         )
         try:
             with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as connection:
