@@ -41,8 +41,9 @@ from zaya_jax.parallel.processes.tree.exchanges import first_known
 
 TIMES_FILE = "times.json"
 LIMIT_SECONDS = 300.0
-# The others come when process 0 listens and the process of jax's service has started.
-_LEAD_SECONDS = 1.0
+# The others come when process 0 listens and the process of jax's service has started, and before process 0
+# reports after a second that they are missing.
+_LEAD_SECONDS = 0.7
 # Time in which nothing happens before and after a phase, so that messages of the next one are not counted.
 _QUIET_SECONDS = 0.1
 _QUIET_SECONDS_PER_PROCESS = 0.002
