@@ -84,7 +84,7 @@ class ServiceProcess:
     def _request(self) -> None:
         """Sends the next request: the first one starts the service, and the second one ends it."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # whoever waits for the process learns that it has ended
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, as its next answer or exit code says
             self._process.stdin.write(b"\n")
 
 
