@@ -84,7 +84,7 @@ class ServiceProcess:
     def _request(self) -> None:
         """Sends the next request: the first one starts the service, and the second one ends it."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, as its next answer or exit code says
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as its exit code will say
             self._process.stdin.write(b"\n")
 
 
@@ -100,7 +100,7 @@ def main(parent: int, address: str, num_processes: int, limit_seconds: int) -> N
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     # The import takes most of the start, and process 0 waits for the others meanwhile.
-    from jaxlib import _jax
+    from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
     # A connection for each process; a shell often allows 1,024 open files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
