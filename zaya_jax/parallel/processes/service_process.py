@@ -37,6 +37,8 @@ class ServiceProcess:
         arguments = (os.getpid(), address, num_processes, self._limit_seconds)
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, *map(str, arguments)],
+            # It must find the same packages, also those of a script that has changed its own path.
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
