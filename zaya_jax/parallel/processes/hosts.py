@@ -160,7 +160,7 @@ def _leave_after_signal() -> None:
     """Disconnects from the other processes if they leave as well, and ends without them otherwise.
 
     Posting a message and exiting is not enough: jax reports a process as lost if it is still shutting down
-    when the service ends, which process 0 ends.
+    when process 0 ends the service.
     """
     try:
         meet("leaving", limit_seconds=_LEAVING_SECONDS)
