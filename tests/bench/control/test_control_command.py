@@ -75,6 +75,7 @@ def test_four_real_processes_exchange_what_the_simulation_says(tmp_path):
             simulated[name].num_bytes,
         )
         assert actual[name].cpu_seconds > 0
+        assert (actual[name].service_cpu_seconds > 0) == (name == SERVICE)
 
 
 @pytest.mark.campaign

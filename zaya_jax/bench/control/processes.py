@@ -1,4 +1,4 @@
-"""Light processes of one machine that start, agree and commit as those of a run, without devices.
+"""Light processes of one machine that start, agree and commit as those of a run, with one CPU device each.
 
 `zaya bench control` starts it as `python -m zaya_jax.bench.control.processes COUNT ROUNDS WRITERS FOLDER`,
 and it writes FOLDER/times.json. It imports everything once, and forks the processes, which share that memory.
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    # Forked processes share the imports: 9 MB each instead of 150.
+    # Forked processes share the imports: 12 MB each instead of 150.
     ready, results = context.Barrier(count), context.SimpleQueue()
     # With derived addresses of parents, as under `zaya launch`.
     groups = [

@@ -48,7 +48,7 @@ class Liveness:
             thread.start()
 
     def stop(self) -> None:
-        """Stops the threads."""
+        """Ends both threads, and waits for them: this process sends no more signs of life."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
