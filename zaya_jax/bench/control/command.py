@@ -1,7 +1,8 @@
 """`zaya bench control`: how start, stop and commit of a run depend on the number of its processes.
 
 Processes with one CPU device each start, compare their configs, commit a checkpoint without data, and stop,
-as those of a run. They share the cores of this machine, which bounds their number. Larger numbers are simulated.
+as those of a run. They share the cores of this machine, which bounds their number. Larger numbers are
+simulated.
 """
 
 import dataclasses
