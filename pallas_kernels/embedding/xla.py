@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.host_cpu import has_bfloat16_matrix_unit
 from pallas_kernels.precision import einsum
 from pallas_kernels.running_sums import running_sums
 
 FEW_ROWS = 16
-"""Largest number of rows for which a CPU reads the table as the left operand of the product."""
+"""Largest number of tokens for which a CPU may read the table as the left operand of the product."""
 MIN_COLUMNS = 4
-"""Number of columns to which a bfloat16 row is padded there."""
+"""Number of tokens up to which these are padded as the right operand."""
+MIN_ROWS = 2
+"""Number of bfloat16 tokens up to which these are padded as the left operand."""
 
 
 @jax.custom_vjp
@@ -72,14 +75,27 @@ def sums_in_order(empty_V0: jax.Array, tokens_P: jax.Array, grad_PD: jax.Array) 
 def product_with_rows_xla(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
     """Returns the products with all rows of a table of the same dtype, float32 [B, T, V].
 
-    On CPUs few tokens are the right operand. XLA packs that one before it multiplies, which takes longer than
-    reading it: a table of 32,768 x 2,048 and 8 tokens took 5.0 ms instead of 7.4 in bfloat16, 11.5 instead of
-    17.3 in float32. A single bfloat16 token, for which XLA would convert the table, took 5.0 instead of 110
-    (2 cores of an Intel Xeon with AMX).
+    On CPUs reading the table dominates for few tokens. XLA packs the right operand before it multiplies,
+    which takes longer than reading it. So the table is the left one, except in bfloat16 without a matrix
+    unit, where XLA multiplies a left one slowly. Times in ms with 2 cores:
+
+    | table | tokens | CPU | left | right |
+    |---|---|---|---|---|
+    | bfloat16, 32,768 x 2,048 | 8 | Xeon with AMX | 5.0 | 7.4 |
+    | | | EPYC | 12.9 | 9.1 |
+    | | 1 | EPYC | 12.8, padded to 4 | 8.3, padded to 2 |
+    | bfloat16, 8,192 x 512 | 8 | EPYC | 0.93 | 0.72 |
+    | float32, 32,768 x 2,048 | 8 | Xeon with AMX | 11.5 | 17.3 |
+    | | | EPYC | 9.4 | 26.0 |
+    | float32, 8,192 x 512 | 8 | EPYC | 1.01 | 1.51 |
+
+    A single bfloat16 token is padded, because for one XLA would convert the table: 110 ms with the larger
+    table. A single float32 token is as fast as memory.
     """
-    num_rows = x_BTD.shape[0] * x_BTD.shape[1]
-    is_vector = num_rows == 1 and x_BTD.dtype == jnp.float32  # as fast as memory without a change
-    cpu = _product_of_few if 0 < num_rows <= FEW_ROWS and not is_vector else _product
+    num_rows, is_narrow = x_BTD.shape[0] * x_BTD.shape[1], x_BTD.dtype == jnp.bfloat16
+    is_left = has_bfloat16_matrix_unit() if is_narrow else num_rows > 1
+    few = _product_with_table_left if is_left else _product_with_table_right
+    cpu = few if 0 < num_rows <= FEW_ROWS else _product
     return lax.platform_dependent(x_BTD, table_VD, cpu=cpu, default=_product)
 
 
@@ -87,10 +103,21 @@ def _product(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
     return einsum("btd,vd->btv", x_BTD, table_VD, dtype=jnp.float32)
 
 
-def _product_of_few(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
+def _product_with_table_left(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
     x_PD = x_BTD.reshape(-1, x_BTD.shape[-1])
-    num_rows = len(x_PD)
-    x_PD = jnp.pad(x_PD, ((0, max(MIN_COLUMNS - num_rows, 0)), (0, 0)))
     # The barrier keeps XLA from swapping the operands back.
-    out_VP = lax.optimization_barrier(einsum("vd,pd->vp", table_VD, x_PD, dtype=jnp.float32))
-    return out_VP.T[:num_rows].reshape(*x_BTD.shape[:-1], -1)
+    out_VP = lax.optimization_barrier(
+        einsum("vd,pd->vp", table_VD, _padded(x_PD, MIN_COLUMNS), dtype=jnp.float32)
+    )
+    return out_VP.T[: len(x_PD)].reshape(*x_BTD.shape[:-1], -1)
+
+
+def _product_with_table_right(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
+    x_PD = x_BTD.reshape(-1, x_BTD.shape[-1])
+    rows_PD = _padded(x_PD, MIN_ROWS) if x_BTD.dtype == jnp.bfloat16 else x_PD
+    return _product(rows_PD[None], table_VD)[:, : len(x_PD)].reshape(*x_BTD.shape[:-1], -1)
+
+
+def _padded(x_PD: jax.Array, num_rows: int) -> jax.Array:
+    """Rows of zeros are added until there are so many."""
+    return jnp.pad(x_PD, ((0, max(num_rows - len(x_PD), 0)), (0, 0)))

@@ -5,7 +5,6 @@ Letters: A products in a batch, M matrices of a stack, P rows, D inputs, F outpu
 
 import functools
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.fusion import not_inlined
+from pallas_kernels.host_cpu import num_cores
 from pallas_kernels.precision import einsum, matmul
 
 
@@ -133,12 +133,6 @@ def _stages(num_rows: int, num_readers: int) -> list[int]:
 def _is_even(num_rows: int) -> bool:
     """Whether XLA divides rows evenly among cores; otherwise the last core gets the remainder."""
     return num_rows % num_cores() == 0 or num_cores() % num_rows == 0
-
-
-@functools.cache
-def num_cores() -> int:
-    """Returns the number of cores that this process may use, which XLA has a thread for each of."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _blocks(stack: jax.Array, numbers_P: jax.Array, count: int) -> Iterator[jax.Array]:

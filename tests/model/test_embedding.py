@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.embedding import look_up, product_with_rows
+from pallas_kernels import host_cpu
+from pallas_kernels.embedding import look_up, product_with_rows, xla
 from pallas_kernels.embedding.xla import sums_in_order
 
 WIDTH, NUM_TOKENS = 5, 11
@@ -61,9 +62,10 @@ def test_on_a_gpu_no_row_is_added_to_another_in_memory(platform):
 
 
 @pytest.mark.parametrize("shape", [(1, 0), (1, 1), (2, 1), (1, 3), (4, 4), (17, 1)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products_with_all_rows_and_their_gradients(shape, dtype):
-    """Few tokens are the right operand on CPUs, and a single one is padded."""
+@pytest.mark.parametrize(("dtype", "has_unit"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
+def test_products_with_all_rows_and_their_gradients(shape, dtype, has_unit, monkeypatch):
+    """On CPUs the order of the operands and the padding depend on the dtype and on the CPU."""
+    monkeypatch.setattr(xla, "has_bfloat16_matrix_unit", lambda: has_unit)
     keys = jax.random.split(jax.random.key(0), 3)
     x, table = (jax.random.normal(k, s, dtype) for k, s in zip(keys, ((*shape, 64), (50, 64)), strict=False))
     out, pull = jax.vjp(product_with_rows, x, table)
@@ -76,3 +78,40 @@ def test_products_with_all_rows_and_their_gradients(shape, dtype):
     np.testing.assert_allclose(np.float64(grad_x), np.float64(grad) @ wide_table, **tolerance)
     expected = np.einsum("btv,btd->vd", np.float64(grad), wide_x)
     np.testing.assert_allclose(np.float64(grad_table), expected, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_unit", "num_rows", "expected"),
+    [
+        ("bfloat16", True, 8, "50x8"),
+        ("bfloat16", True, 1, "50x4"),
+        ("bfloat16", False, 8, "1x8x50"),
+        ("bfloat16", False, 1, "1x2x50"),
+        ("float32", False, 8, "50x8"),
+        ("float32", True, 1, "1x1x50"),
+    ],
+)
+def test_the_faster_order_of_operands_is_that_of_dtype_and_cpu(
+    dtype, has_unit, num_rows, expected, monkeypatch
+):
+    monkeypatch.setattr(xla, "has_bfloat16_matrix_unit", lambda: has_unit)
+    arguments = jnp.zeros((num_rows, 1, 64), dtype), jnp.zeros((50, 64), dtype)
+    text = jax.jit(lambda x, table: product_with_rows(x, table)).lower(*arguments).as_text()
+    (product,) = (line for line in text.splitlines() if "dot_general" in line)
+    assert f"-> tensor<{expected}xf32>" in product
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags : avx512_bf16 amx_bf16 amx_tile\n", True),
+        ("flags : avx512_bf16 amx_bf16x\n", False),
+        (None, False),
+    ],
+)
+def test_a_matrix_unit_is_one_that_linux_lists(text, expected, tmp_path, monkeypatch):
+    file = tmp_path / "cpuinfo"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(host_cpu, "CPU_INFO", file)
+    assert host_cpu.has_bfloat16_matrix_unit.__wrapped__() is expected

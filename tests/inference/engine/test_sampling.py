@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zaya_jax.inference.engine.sampling import nucleus, row_sampling, sample
+from zaya_jax.inference.engine.sampling import argmax_of_few, nucleus, row_sampling, sample
 from zaya_jax.inference.engine.sampling_params import SamplingParams
 
 NUM_DRAWS = 20_000
@@ -100,6 +100,22 @@ def test_top_k_1_is_greedy_even_in_a_tie():
         one_B = sample_batch(logits_BV, seed=seed, temperature=1.5, top_k=1)
         np.testing.assert_array_equal(one_B, greedy_B)
     assert greedy_B.dtype == one_B.dtype == jnp.int32
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("vocab_size", [1, 7, 5003])
+@pytest.mark.parametrize("special", [(), (np.nan,), (np.inf, np.nan), (-np.inf,), (0.0, -0.0), (9.0,)])
+def test_argmax_of_few_rows_is_that_of_numpy(num_rows, vocab_size, special):
+    """Also of rows with ties, infinities and NaN, wherever they are."""
+    numbers = np.random.default_rng(vocab_size)
+    logits = numbers.normal(size=(num_rows, vocab_size)).astype(np.float32)
+    for row in logits:
+        for value in special:
+            row[numbers.integers(vocab_size, size=2)] = value
+    tokens = jax.jit(argmax_of_few)(logits)
+    assert tokens.dtype == jnp.int32
+    np.testing.assert_array_equal(tokens, logits.argmax(axis=1))
+    np.testing.assert_array_equal(jax.jit(argmax_of_few)(np.full_like(logits, -np.inf)), 0)
 
 
 def test_a_vanishing_temperature_is_greedy_and_not_nan():

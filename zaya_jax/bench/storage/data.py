@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pallas_kernels.host_cpu import num_cores
 from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.config import DataConfig, MixtureConfig
 from zaya_jax.data.corpora.corpus import build_corpus
@@ -150,11 +151,6 @@ def peak_memory() -> int:
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     # The kernel writes "kB" and means 1,024 bytes.
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-
-
-def num_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _cpu_seconds() -> float:

@@ -85,7 +85,7 @@ def sample(logits_BV: Float[Array, "B V"], rows: RowSampling) -> Int[Array, " B"
     """
     # Greedy rows and sampling rows can share a batch, so the argmax is always computed; it is one pass over
     # the logits.
-    greedy_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    greedy_B = lax.platform_dependent(logits_BV, cpu=argmax_of_few, default=_argmax)
     key_B = jax.vmap(_key)(rows.seed_B, rows.num_generated_B, rows.stream_B)
 
     def draw(*, is_filtered: bool) -> jax.Array:
@@ -98,6 +98,29 @@ def sample(logits_BV: Float[Array, "B V"], rows: RowSampling) -> Int[Array, " B"
     branches = [lambda: greedy_B, lambda: draw(is_filtered=False), lambda: draw(is_filtered=True)]
     # A batch may have greedy rows next to rows that sample.
     return jnp.where(rows.temperature_B > 0, lax.switch(kind, branches), greedy_B)
+
+
+def _argmax(logits_BV: jax.Array) -> jax.Array:
+    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+
+def argmax_of_few(logits_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """Returns the argmax of each row by two passes that XLA vectorizes on a CPU.
+
+    It doesn't vectorize the single pass of `jnp.argmax`, which took 377 us for 8 rows of 8,192 and 4.9 ms for
+    8 rows of 262,272; this takes 148 us and 1.4 ms. For 512 rows it is not faster (2 cores of an AMD EPYC).
+    As with `jnp.argmax`, the first of equal logits counts, and the first NaN before all others.
+
+    Args:
+      logits_BV: logits.
+    """
+    vocab_size = logits_BV.shape[1]
+    index_V = jnp.arange(vocab_size, dtype=jnp.int32)
+    is_top_BV = logits_BV == logits_BV.max(axis=-1, keepdims=True)
+    place_BV = jnp.where(is_top_BV, index_V, vocab_size)
+    # Negative numbers precede all indices. The maximum above may or may not ignore NaN.
+    first_B = jnp.where(jnp.isnan(logits_BV), index_V - vocab_size, place_BV).min(axis=-1)
+    return jnp.where(first_B < 0, first_B + vocab_size, first_B)
 
 
 def _key(seed: jax.Array, num_generated: jax.Array, stream: jax.Array) -> jax.Array:
