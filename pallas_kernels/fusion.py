@@ -2,7 +2,7 @@
 which a loop reads or writes parts; no effect on other platforms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,6 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.typing import DTypeLike
+
+FUSED_READERS = 15
+"""Largest number of readers into each of which XLA fuses, and so repeats, a producer; with one more the
+producer gets its own loop."""
+READERS_OF_COPY = FUSED_READERS // 2 + 1
+"""Largest number of readers into which XLA fuses a float32 copy of a bfloat16 array."""
 
 
 def unfused(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -60,6 +66,23 @@ def entry_in_loop(stack: jax.Array, number: jax.Array) -> jax.Array:
     if stack.dtype != jnp.bfloat16:
         return entry(stack, number)
     return lax.platform_dependent(stack, number, cpu=on_cpu, default=entry)
+
+
+def for_readers(operands: tuple[jax.Array, ...], count: int) -> Iterator[tuple[jax.Array, ...]]:
+    """Yields the operands for each of `count` reads of parts of a bfloat16 array by one loop on a CPU.
+
+    XLA of jax 0.10 reads parts of a bfloat16 array from a float32 copy of the whole array. The copy has to be
+    fused: in memory it made a decoding step of `zaya bench torch` take 81 ms instead of 3. After a barrier,
+    the next reads get a separate copy, which is fused too.
+
+    Args:
+      operands: the array, and indices if it is read by indices.
+      count: number of reads.
+    """
+    for reader in range(count):
+        if reader and reader % READERS_OF_COPY == 0:
+            operands = lax.optimization_barrier(operands)
+        yield operands
 
 
 def as_bits(x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.fusion import not_inlined
+from pallas_kernels.fusion import FUSED_READERS, READERS_OF_COPY, for_readers, not_inlined
 from pallas_kernels.host_cpu import num_cores
 from pallas_kernels.precision import einsum, matmul
 
@@ -44,11 +44,6 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
     return lax.platform_dependent(x, y, cpu=not_inlined(written_out), default=lambda x, y: multiply(x.mT, y))
 
 
-FUSED_READERS = 15
-"""Largest number of readers into each of which XLA fuses, and so repeats, a producer; with one more the
-producer gets its own loop."""
-READERS_OF_COPY = FUSED_READERS // 2 + 1
-"""Largest number of readers into which XLA fuses a float32 copy of a bfloat16 array."""
 MAX_BYTES_BY_ROW = 2**20
 """Size of a matrix up to which a core reads it once for each of its rows. With 1 MiB, decoding took 0.95 of
 the time for 8 rows and 0.91 for 4; with 2 MiB it would have taken 1.06 (2 cores of an AMD EPYC, each with a
@@ -141,14 +136,9 @@ def _blocks(stack: jax.Array, numbers_P: jax.Array, count: int) -> Iterator[jax.
     Each block is a slice of the stack: XLA copies a slice that is shared.
     """
     size = stack.shape[-2] // count
-    for block in range(count):
-        if block and block % READERS_OF_COPY == 0:
-            # XLA of jax 0.10 reads the blocks of a bfloat16 array from a float32 copy of the whole array. The
-            # copy has to be fused: in memory it made a decoding step of `zaya bench torch` take 81 ms instead
-            # of 3. After a barrier, the next blocks get a separate copy, which is fused too.
-            stack, numbers_P = lax.optimization_barrier((stack, numbers_P))
+    for block, (operand, indices) in enumerate(for_readers((stack, numbers_P), count)):
         # Without a promise XLA would clamp the numbers.
-        rows = stack.at[numbers_P, ..., block * size : (block + 1) * size, :].get(mode="promise_in_bounds")
+        rows = operand.at[indices, ..., block * size : (block + 1) * size, :].get(mode="promise_in_bounds")
         yield rows.astype(jnp.float32)
 
 

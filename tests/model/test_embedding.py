@@ -61,17 +61,20 @@ def test_on_a_gpu_no_row_is_added_to_another_in_memory(platform):
     assert "unique_indices = false" not in text
 
 
-@pytest.mark.parametrize("shape", [(1, 0), (1, 1), (2, 1), (1, 3), (4, 4), (17, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 0, 64), (1, 1, 64), (1, 1, 512), (1, 1, 1024), (2, 1, 64), (1, 3, 64), (4, 4, 64), (17, 1, 64)],
+)
 @pytest.mark.parametrize(("dtype", "has_unit"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
 def test_products_with_all_rows_and_their_gradients(shape, dtype, has_unit, monkeypatch):
     """On CPUs the order of the operands and the padding depend on the dtype and on the CPU."""
     monkeypatch.setattr(xla, "has_bfloat16_matrix_unit", lambda: has_unit)
-    keys = jax.random.split(jax.random.key(0), 3)
-    x, table = (jax.random.normal(k, s, dtype) for k, s in zip(keys, ((*shape, 64), (50, 64)), strict=False))
+    keys, width = jax.random.split(jax.random.key(0), 3), shape[-1]
+    x, table = (jax.random.normal(k, s, dtype) for k, s in zip(keys, (shape, (50, width)), strict=False))
     out, pull = jax.vjp(product_with_rows, x, table)
     wide_x, wide_table = np.float64(x), np.float64(table)
     assert out.dtype == jnp.float32
-    np.testing.assert_allclose(out, wide_x @ wide_table.T, atol=2e-5)
+    np.testing.assert_allclose(out, wide_x @ wide_table.T, atol=2e-5 * width / 64)
     grad = jax.random.normal(keys[2], out.shape)
     grad_x, grad_table = pull(grad)
     tolerance = {"rtol": 1e-5, "atol": 2e-5} if dtype == "float32" else {"rtol": 2**-8, "atol": 1e-4}
@@ -99,6 +102,17 @@ def test_the_faster_order_of_operands_is_that_of_dtype_and_cpu(
     text = jax.jit(lambda x, table: product_with_rows(x, table)).lower(*arguments).as_text()
     (product,) = (line for line in text.splitlines() if "dot_general" in line)
     assert f"-> tensor<{expected}xf32>" in product
+
+
+@pytest.mark.parametrize("width", [512, 2048])
+def test_a_single_bfloat16_token_reads_the_table_in_place(width, monkeypatch):
+    monkeypatch.setattr(xla, "has_bfloat16_matrix_unit", lambda: False)
+    table = jnp.zeros((1000, width), jnp.bfloat16)
+    compiled = (
+        jax.jit(lambda *arguments: product_with_rows(*arguments)).lower(table[None, :1], table).compile()
+    )
+    # A sixteenth of the products, in float32; a copy of the table would be 8 times as large.
+    assert compiled.memory_analysis().temp_size_in_bytes < table.nbytes / 4
 
 
 @pytest.mark.parametrize(
