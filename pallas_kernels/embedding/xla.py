@@ -1,4 +1,7 @@
-"""`look_up` and `product_with_rows` in XLA. For letters see the package; P = B * T rows."""
+"""`look_up` and `product_with_rows` in XLA.
+
+For letters see the package; P = B * T rows, I partial sums of a product, N terms of each.
+"""
 
 from typing import Any
 
@@ -133,11 +136,11 @@ def _product_of_one(x_11D: jax.Array, table_VD: jax.Array) -> jax.Array:
     num_sums = table_VD.shape[1] // TERMS
 
     def loop(x_D: jax.Array, table_VD: jax.Array) -> jax.Array:
-        parts_TI = x_D.astype(jnp.float32).reshape(TERMS, num_sums)
+        parts_NI = x_D.astype(jnp.float32).reshape(TERMS, num_sums)
         sums_VI: Any = 0
         for term, (operand_VD,) in enumerate(for_readers((table_VD,), TERMS)):
             part_VI = operand_VD[:, term * num_sums : (term + 1) * num_sums].astype(jnp.float32)
-            sums_VI += parts_TI[term] * part_VI
+            sums_VI += parts_NI[term] * part_VI
         return sums_VI
 
     sums_VI = not_inlined(loop)(x_11D.ravel(), table_VD)
@@ -145,5 +148,5 @@ def _product_of_one(x_11D: jax.Array, table_VD: jax.Array) -> jax.Array:
 
 
 def _padded(x_PD: jax.Array, num_rows: int) -> jax.Array:
-    """Rows of zeros are added until there are so many."""
+    """Adds rows of zeros until there are `num_rows`."""
     return jnp.pad(x_PD, ((0, max(num_rows - len(x_PD), 0)), (0, 0)))
