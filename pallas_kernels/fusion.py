@@ -2,7 +2,9 @@
 which a loop reads or writes parts; no effect on other platforms.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +18,11 @@ FUSED_READERS = 15
 producer gets its own loop."""
 READERS_OF_COPY = FUSED_READERS // 2 + 1
 """Largest number of readers into which XLA fuses a float32 copy of a bfloat16 array."""
+_BITS = {
+    jnp.dtype(jnp.bfloat16): jnp.uint16,
+    jnp.dtype(jnp.float8_e4m3fn): jnp.uint8,
+}
+"""Unsigned integers of the size of the types that XLA's CPU compiler converts to wider ones."""
 
 
 def unfused(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -44,28 +51,36 @@ def not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entry_in_loop(stack: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns `stack[number]` in an iteration of a loop.
-
-    XLA of jax 0.10 converts a bfloat16 array to float32 before it slices it on a CPU. As the conversion does
-    not depend on the iteration, it would convert the whole stack before the loop: products of 8 rows with 64
-    matrices of 512 x 1,024 took 0.70 ms each and a float32 copy of the stack, and 0.09 ms without (2 cores of
-    an AMD EPYC).
-
-    Args:
-      stack: array whose entries the iterations read, each one or a few.
-      number: index of the entry.
-    """
-
-    def on_cpu(stack: jax.Array, number: jax.Array) -> jax.Array:
-        # With the barrier the conversion depends on the iteration. XLA removes it after that decision.
-        return entry(*lax.optimization_barrier((stack, number)))
+    """Returns `stack[number]` in an iteration of a loop, as `rows_in_loop` does."""
 
     def entry(stack: jax.Array, number: jax.Array) -> jax.Array:
         return lax.dynamic_index_in_dim(stack, number, keepdims=False)
 
-    if stack.dtype != jnp.bfloat16:
-        return entry(stack, number)
-    return lax.platform_dependent(stack, number, cpu=on_cpu, default=entry)
+    return _read_in_loop(entry, stack, number)
+
+
+def rows_in_loop(table: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Returns `table[numbers]`, a few rows, in an iteration of a loop that does not change the table.
+
+    XLA of jax 0.10 converts a bfloat16 array to float32, and a float8 one to float16, before it reads parts
+    of it on a CPU. Before the loop it would so convert the whole array: products of 8 rows with 64 bfloat16
+    matrices of 512 x 1,024 took 0.70 ms each and a float32 copy of the stack, and 0.09 ms without (2 cores of
+    an AMD EPYC). Bits are not converted.
+    """
+    return _read_in_loop(lambda table, numbers: table[numbers], table, numbers)
+
+
+def _read_in_loop(
+    read: Callable[[jax.Array, jax.Array], jax.Array], array: jax.Array, indices: jax.Array
+) -> jax.Array:
+    def on_cpu(array: jax.Array, indices: jax.Array) -> jax.Array:
+        # Without the barrier the loop would read a copy of all bits. XLA removes it after that decision.
+        array, indices = lax.optimization_barrier((array, indices))
+        return from_bits(read(as_bits(array), indices), array.dtype)
+
+    if array.dtype not in _BITS:
+        return read(array, indices)
+    return lax.platform_dependent(array, indices, cpu=on_cpu, default=read)
 
 
 def for_readers(operands: tuple[jax.Array, ...], count: int) -> Iterator[tuple[jax.Array, ...]]:
@@ -86,14 +101,39 @@ def for_readers(operands: tuple[jax.Array, ...], count: int) -> Iterator[tuple[j
 
 
 def as_bits(x: jax.Array) -> jax.Array:
-    """Returns bfloat16 numbers as uint16, and others as they are.
+    """Returns bfloat16 and float8 numbers as unsigned integers, and others as they are.
 
-    For arrays of which the iterations of a loop write parts: XLA of jax 0.10 would convert all of a bfloat16
-    array to float32 and back for each part.
+    For arrays of which the iterations of a loop read or write parts: XLA of jax 0.10 would convert the whole
+    array to a wider type, and back if it is written, for each part.
     """
-    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+    bits = _BITS.get(x.dtype)
+    return x if bits is None else lax.bitcast_convert_type(x, bits)
 
 
 def from_bits(bits: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Returns the numbers of a dtype that `as_bits` made `bits` of."""
     return lax.bitcast_convert_type(bits, dtype) if bits.dtype != dtype else bits
+
+
+def concatenate(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
+    """Concatenates arrays of one dtype as bits: on a CPU XLA of jax 0.10 would make wider copies of all."""
+    sizes = tuple(each.shape[axis] for each in arrays)
+    return _concatenate(axis, sizes, *arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _concatenate(axis: int, sizes: tuple[int, ...], *arrays: jax.Array) -> jax.Array:
+    del sizes
+    return from_bits(jnp.concatenate([as_bits(each) for each in arrays], axis), arrays[0].dtype)
+
+
+def _forward(axis, sizes, *arrays):
+    return _concatenate(axis, sizes, *arrays), None
+
+
+def _backward(axis, sizes, _, grad):
+    # Bits have no gradient, so it is written here.
+    return tuple(jnp.split(grad, list(itertools.accumulate(sizes[:-1])), axis))
+
+
+_concatenate.defvjp(_forward, _backward)

@@ -1,6 +1,6 @@
 """An embedding table of 8-bit values with one scale per token: lookup, and the product of the tied head.
 
-Letters are those of the package; K parts of the vocabulary.
+Letters are those of the package; K parts of the vocabulary, R rows of a part.
 """
 
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.embedding.xla import product_with_rows_xla
+from pallas_kernels.fusion import entry_in_loop, rows_in_loop
 
 PART_BYTES = 2**26
 """Largest part of the table that is dense at a time, in bytes of the compute dtype."""
@@ -25,7 +26,7 @@ class QuantizedTable(NamedTuple):
 
     def rows(self, tokens: jax.Array) -> jax.Array:
         """Returns the dequantized rows of tokens [...], float32 [..., D]."""
-        return self.values_VD[tokens].astype(jnp.float32) * self.scales_V1[tokens]
+        return rows_in_loop(self.values_VD, tokens).astype(jnp.float32) * self.scales_V1[tokens]
 
 
 def product_with_quantized_rows(x_BTD: jax.Array, table: QuantizedTable) -> jax.Array:
@@ -36,11 +37,14 @@ def product_with_quantized_rows(x_BTD: jax.Array, table: QuantizedTable) -> jax.
     num_rows, width = table.values_VD.shape
     parts = _num_parts(num_rows, width * x_BTD.dtype.itemsize)
 
-    def multiply(part: QuantizedTable) -> jax.Array:
-        rows = part.values_VD.astype(jnp.float32) * part.scales_V1
-        return product_with_rows_xla(x_BTD, rows.astype(x_BTD.dtype))
+    values_KRD = table.values_VD.reshape(parts, -1, width)
+    scales_KR1 = table.scales_V1.reshape(parts, -1, 1)
 
-    out_KBTV = lax.map(multiply, jax.tree.map(lambda x: x.reshape(parts, -1, x.shape[-1]), table))
+    def multiply(part: jax.Array) -> jax.Array:
+        rows_RD = entry_in_loop(values_KRD, part).astype(jnp.float32) * scales_KR1[part]
+        return product_with_rows_xla(x_BTD, rows_RD.astype(x_BTD.dtype))
+
+    out_KBTV = lax.map(multiply, jnp.arange(parts))
     return jnp.moveaxis(out_KBTV, 0, -2).reshape(*x_BTD.shape[:-1], num_rows)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.fusion import for_readers, not_inlined
+from pallas_kernels.fusion import for_readers, not_inlined, rows_in_loop
 from pallas_kernels.host_cpu import has_bfloat16_matrix_unit
 from pallas_kernels.precision import einsum, matmul
 from pallas_kernels.running_sums import running_sums
@@ -30,7 +30,7 @@ LANES = 16
 @jax.custom_vjp
 def look_up_xla(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Returns rows of a table in float32, with a gradient accumulated in float32."""
-    return table_VD[tokens_BT].astype(jnp.float32)
+    return rows_in_loop(table_VD, tokens_BT).astype(jnp.float32)
 
 
 def _forward(table_VD, tokens_BT):
@@ -108,7 +108,7 @@ def product_with_rows_xla(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
     few = _product_with_table_left if is_left else _product_with_table_right
     if num_rows == 1 and is_narrow and not is_left and x_BTD.shape[-1] % (TERMS * LANES) == 0:
         few = _product_of_one
-    cpu = few if 0 < num_rows <= FEW_ROWS else _product
+    cpu = few if 0 < num_rows <= FEW_ROWS else _product_with_table_right
     return lax.platform_dependent(x_BTD, table_VD, cpu=cpu, default=_product)
 
 
@@ -126,9 +126,12 @@ def _product_with_table_left(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array
 
 
 def _product_with_table_right(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
+    if x_BTD.dtype != jnp.bfloat16:
+        return _product(x_BTD, table_VD)
     x_PD = x_BTD.reshape(-1, x_BTD.shape[-1])
-    rows_PD = _padded(x_PD, MIN_ROWS) if x_BTD.dtype == jnp.bfloat16 else x_PD
-    return _product(rows_PD[None], table_VD)[:, : len(x_PD)].reshape(*x_BTD.shape[:-1], -1)
+    # The barrier keeps XLA from transposing the table before a loop over tokens.
+    rows_PD, table_VD = lax.optimization_barrier((_padded(x_PD, MIN_ROWS), table_VD))
+    return _product(rows_PD[None], table_VD)[:, : len(x_PD)].reshape(*x_BTD.shape[:-1], len(table_VD))
 
 
 def _product_of_one(x_11D: jax.Array, table_VD: jax.Array) -> jax.Array:

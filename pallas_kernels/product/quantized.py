@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from pallas_kernels.fusion import entry_in_loop
 from pallas_kernels.product.stack import StackedMatrix, own_matrix
 
 _E8M0_BIAS = 127
@@ -39,7 +40,7 @@ class QuantizedMatrix(NamedTuple):
 
     def index(self, number: jax.Array) -> "QuantizedMatrix":
         """The matrix of a stack [M, D, F]."""
-        values, scales = (lax.dynamic_index_in_dim(own_matrix(x), number, keepdims=False) for x in self)
+        values, scales = (entry_in_loop(own_matrix(x), number) for x in self)
         return QuantizedMatrix(values, scales)
 
 
@@ -115,7 +116,8 @@ def _e2m1_codes(x: jax.Array) -> jax.Array:
 
 def _unpack(pairs: jax.Array) -> jax.Array:
     """E2M1 numbers times 2, int8 [*A, D, F], from pairs [*A, D / 2, F]."""
-    bits = jnp.stack([pairs & 0xF, pairs >> 4], axis=-2)
+    # Shifts broadcast: on a CPU `jnp.stack` took four times as long as all other operations here.
+    bits = (pairs[..., None, :] >> jnp.uint8([[0], [4]])) & 0xF
     magnitude = bits & 7
     # 0, 1, 2, 3, 4, 6, 8, 12: from 4 on, the leading one and one bit of mantissa are shifted by the exponent.
     shift = jnp.maximum(magnitude >> 1, 1) - 1

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.fusion import as_bits, entry_in_loop, from_bits, unfused
+from pallas_kernels.fusion import as_bits, concatenate, entry_in_loop, from_bits, rows_in_loop, unfused
 from pallas_kernels.precision import einsum, matmul
 from pallas_kernels.product.xla import product_in_place, transposed_product
 
@@ -85,6 +85,37 @@ def test_loops_over_bfloat16_stacks_make_no_float32_copies(loop):
 def _outside_fusions(text):
     parts = text.split("\n\n")
     return "\n".join(part for part in parts if not part.lstrip("%").startswith("fused_computation"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("read", [entry_in_loop, lambda stack, i: rows_in_loop(stack, i[None])[0]])
+def test_loops_read_parts_without_a_copy_of_the_whole(read, dtype):
+    stack = jax.random.normal(jax.random.key(0), (64, 128, 128)).astype(dtype)
+
+    def loop(stack, order):
+        def step(total, i):
+            return total + read(stack, i).astype(jnp.float32), None
+
+        return jax.lax.scan(step, jnp.zeros(stack.shape[1:]), order)[0]
+
+    on_cpu = jax.device_put((stack, jnp.arange(63, -1, -1)), jax.devices("cpu")[0])
+    compiled = jax.jit(loop).lower(*on_cpu).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < stack.nbytes / 4
+    np.testing.assert_allclose(compiled(*on_cpu), np.float64(stack).sum(axis=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_arrays_are_concatenated_without_wider_copies(axis, dtype):
+    shapes = [(128, 64), (128, 64)] if axis == 0 else [(128, 64), (128, 32), (128, 1)]
+    arrays = [jax.random.normal(jax.random.key(i), shape, dtype) for i, shape in enumerate(shapes)]
+    out, pull = jax.vjp(jax.jit(lambda *arrays: concatenate(arrays, axis)), *arrays)
+    np.testing.assert_array_equal(out, jnp.concatenate(arrays, axis))
+    for grad, expected in zip(pull(out), arrays, strict=True):
+        np.testing.assert_array_equal(grad, expected)
+    on_cpu = jax.device_put(arrays, jax.devices("cpu")[0])
+    compiled = jax.jit(lambda arrays: concatenate(arrays, axis)).lower(on_cpu).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < out.nbytes / 4
 
 
 @pytest.mark.parametrize("product", [matmul, transposed_product, lambda x, y: matmul(x, y.T)])

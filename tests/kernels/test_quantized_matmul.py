@@ -100,6 +100,29 @@ def test_products_are_those_of_dense_weights(case, name, stacked):
     np.testing.assert_allclose(actual, expected, atol=64 * 2.0**-24 * np.abs(dense).max() * 5)
 
 
+@pytest.mark.parametrize("values_dtype", ["float8_e4m3fn", "int8", "uint8"])
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_a_loop_over_layers_has_one_dense_matrix_at_a_time(num_rows, values_dtype):
+    layers, experts, width = 8, 8, 128
+    inputs, groups = (width // 2, width // 32) if values_dtype == "uint8" else (width, 1)
+    scales_dtype = "uint8" if values_dtype == "uint8" else "float32"
+    values = jnp.ones((layers, experts, inputs, width), values_dtype)
+    scales = jnp.ones((layers, experts, groups, width), scales_dtype)
+
+    def loop(rows, values, scales, sizes):
+        def step(rows, number):
+            pair = (in_stack(x[number], x, number) for x in (values, scales))
+            return grouped_matmul(rows, QuantizedMatrix(*pair), sizes), None
+
+        return jax.lax.scan(step, rows, jnp.arange(layers))[0]
+
+    rows, sizes = jnp.ones((num_rows, width), jnp.bfloat16), jnp.zeros(experts, jnp.int32)
+    on_cpu = jax.device_put((rows, values, scales, sizes), jax.devices("cpu")[0])
+    compiled = jax.jit(loop).lower(*on_cpu).compile()
+    dense = width * width * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * dense < values.nbytes
+
+
 def test_gate_and_up_are_halves():
     rng = np.random.default_rng(2)
     rows, scale = rng.standard_normal((9, WIDTH)).astype(np.float32), rng.uniform(size=9).astype(np.float32)

@@ -115,6 +115,24 @@ def test_a_single_bfloat16_token_reads_the_table_in_place(width, monkeypatch):
     assert compiled.memory_analysis().temp_size_in_bytes < table.nbytes / 4
 
 
+@pytest.mark.parametrize("num_rows", [1, 8, 32])
+@pytest.mark.parametrize(("dtype", "has_unit"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
+def test_a_loop_over_tokens_copies_no_table(num_rows, dtype, has_unit, monkeypatch):
+    """XLA moves whatever depends on the table alone before the loop, such as a float32 or transposed copy."""
+    monkeypatch.setattr(xla, "has_bfloat16_matrix_unit", lambda: has_unit)
+
+    def step(_, carry):
+        tokens, table = carry
+        x = look_up(table, tokens).astype(dtype)
+        return product_with_rows(x, table).argmax(axis=-1), table
+
+    table, tokens = jnp.zeros((4096, 512), dtype), jnp.zeros((num_rows, 1), jnp.int32)
+    loop = jax.jit(lambda *carry: jax.lax.fori_loop(0, 9, step, carry)[0])
+    compiled = loop.lower(tokens, table).compile()
+    logits = num_rows * 4096 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < table.nbytes / 2 + 2 * logits
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

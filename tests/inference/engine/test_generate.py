@@ -10,7 +10,13 @@ import pytest
 from small_models import EXECUTION, SLIDING, SMALL
 
 from zaya_jax.inference.engine.cache_rows import make_cache
-from zaya_jax.inference.engine.decoder import DecodeRows, PromptChunk, decode_steps, prefill_chunk
+from zaya_jax.inference.engine.decoder import (
+    DecodeRows,
+    PromptChunk,
+    cast_matrices,
+    decode_steps,
+    prefill_chunk,
+)
 from zaya_jax.inference.engine.generate import generate, generate_in_chunks, stream
 from zaya_jax.inference.engine.sampling import row_sampling
 from zaya_jax.inference.engine.sampling_params import SamplingParams, as_token_ids
@@ -137,6 +143,25 @@ def test_prefill_memory_is_not_quadratic():
         # Scores of one head at one byte each would already be more, and there are four heads of four bytes.
         assert actual[time] < time**2
     assert actual[4096] < 2.5 * actual[2048]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_decoding_copies_no_weights(batch):
+    """What XLA converts, transposes or slices of them before the loop over tokens, each call would repeat."""
+    config = dataclasses.replace(SMALL, vocab_size=4096, hidden_size=512, moe_intermediate_size=256)
+    model = Zaya(config, dataclasses.replace(EXECUTION, dtype="bfloat16"))
+    variables = jax.eval_shape(
+        lambda: cast_matrices(model, model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32)))
+    )
+    cache = jax.eval_shape(
+        lambda: dataclasses.replace(init_cache(config, batch, 64, jnp.bfloat16), empty=False)
+    )
+    sampling = row_sampling([SamplingParams(max_new_tokens=1)] * batch, config.vocab_size)
+    rows = DecodeRows(*jnp.zeros((2, batch), jnp.int32), jnp.full((batch, 1), -1))
+    program = decode_steps.lower(model, variables, cache, rows, sampling, 8, max_steps=8)
+    temporary = program.compile().memory_analysis().temp_size_in_bytes
+    table, logits = config.vocab_size * config.hidden_size * 2, config.vocab_size * batch * 4
+    assert temporary < table / 4 + 8 * logits
 
 
 def test_one_new_token():

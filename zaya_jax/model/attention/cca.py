@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cca import CcaWeights, cca, segments_with_history, taps_over_time
+from pallas_kernels.fusion import concatenate
 from pallas_kernels.product import Matrix, own_matrix, product
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.attention.sequence_chunks import SharedSequences
@@ -82,7 +83,7 @@ def join_projections(weights: Mapping) -> dict:
     depth = weights["v_proj_current"].ndim - 1  # number of axes before the columns
     parts = [rest.pop(name) for name in names]
     flat = [part.reshape(*part.shape[:depth], -1) for part in parts]
-    return rest | {"projections": jnp.concatenate(flat, axis=-1)}
+    return rest | {"projections": concatenate(flat, -1)}
 
 
 def cca_projection(
