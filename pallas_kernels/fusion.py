@@ -116,9 +116,9 @@ def from_bits(bits: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def concatenate(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
-    """Concatenates arrays of one dtype as bits: on a CPU XLA of jax 0.10 would make wider copies of all."""
-    sizes = tuple(each.shape[axis] for each in arrays)
-    return _concatenate(axis, sizes, *arrays)
+    """Concatenates arrays as bits: on a CPU XLA of jax 0.10 would make wider copies of all."""
+    dtype, sizes = jnp.result_type(*arrays), tuple(each.shape[axis] for each in arrays)
+    return _concatenate(axis, sizes, *(each.astype(dtype) for each in arrays))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

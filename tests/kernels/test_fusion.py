@@ -113,6 +113,8 @@ def test_arrays_are_concatenated_without_wider_copies(axis, dtype):
     np.testing.assert_array_equal(out, jnp.concatenate(arrays, axis))
     for grad, expected in zip(pull(out), arrays, strict=True):
         np.testing.assert_array_equal(grad, expected)
+    mixed = [arrays[0].astype(jnp.float32), *arrays[1:]]
+    np.testing.assert_array_equal(concatenate(mixed, axis), jnp.concatenate(mixed, axis))
     on_cpu = jax.device_put(arrays, jax.devices("cpu")[0])
     compiled = jax.jit(lambda arrays: concatenate(arrays, axis)).lower(on_cpu).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < out.nbytes / 4
