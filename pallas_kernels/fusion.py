@@ -116,15 +116,24 @@ def from_bits(bits: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def concatenate(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
-    """Concatenates arrays as bits: on a CPU XLA of jax 0.10 would make wider copies of all."""
+    """Concatenates arrays; on a CPU as bits, because XLA of jax 0.10 would make wider copies of all."""
     dtype, sizes = jnp.result_type(*arrays), tuple(each.shape[axis] for each in arrays)
+    if dtype not in _BITS:
+        return jnp.concatenate(arrays, axis)
     return _concatenate(axis, sizes, *(each.astype(dtype) for each in arrays))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _concatenate(axis: int, sizes: tuple[int, ...], *arrays: jax.Array) -> jax.Array:
     del sizes
-    return from_bits(jnp.concatenate([as_bits(each) for each in arrays], axis), arrays[0].dtype)
+
+    def plain(*arrays: jax.Array) -> jax.Array:
+        return jnp.concatenate(arrays, axis)
+
+    def on_cpu(*arrays: jax.Array) -> jax.Array:
+        return from_bits(plain(*map(as_bits, arrays)), arrays[0].dtype)
+
+    return lax.platform_dependent(*arrays, cpu=on_cpu, default=plain)
 
 
 def _forward(axis, sizes, *arrays):

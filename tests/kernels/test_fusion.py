@@ -143,9 +143,11 @@ def test_on_other_platforms_it_is_the_plain_function(platform):
         lambda x: product_in_place(x[:2], stack, jnp.int32([2, 0])),
         lambda x: matmul(jnp.bfloat16(x), jnp.bfloat16(x.T)),
         lambda x: entry_in_loop(jnp.bfloat16(stack), jnp.int32(x[0, 0])),
+        lambda x: concatenate([jnp.bfloat16(x), jnp.bfloat16(x)], 0),
     ):
         assert "inlineable" not in lowered(function)
         assert "optimization_barrier" not in lowered(function)
+        assert "bitcast_convert" not in lowered(function)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])

@@ -149,16 +149,17 @@ def test_shapes_are_checked():
         grouped_matmul(jnp.zeros((2, WIDTH + 1)), layer("fp8", 0, stacked=False), jnp.zeros(3, jnp.int32))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("vocabulary", [1, 7, 600])
-def test_the_head_reads_the_table_in_parts(vocabulary, monkeypatch):
+def test_the_head_reads_the_table_in_parts(vocabulary, dtype, monkeypatch):
     # The largest part is a few rows, so that 600 rows are several.
     monkeypatch.setattr("pallas_kernels.embedding.quantized.PART_BYTES", 100 * WIDTH * 4)
     rng = np.random.default_rng(3)
-    values = rng.integers(-127, 128, (vocabulary, WIDTH)).astype(np.int8)
+    values = rng.integers(-127, 128, (vocabulary, WIDTH)).astype(jnp.dtype(dtype))
     scales = rng.uniform(0.5, 2, (vocabulary, 1)).astype(np.float32) / 100
     table = QuantizedTable(jnp.asarray(values), jnp.asarray(scales))
     x = jnp.asarray(rng.standard_normal((2, 3, WIDTH)), jnp.float32)
-    dense = values * scales.astype(np.float64)
+    dense = values.astype(np.float64) * scales
     expected = np.einsum("btd,vd->btv", np.asarray(x, np.float64), dense)
     np.testing.assert_allclose(product_with_rows(x, table), expected, atol=64 * 2.0**-24 * 6)
     tokens = rng.integers(0, vocabulary, (2, 5))
