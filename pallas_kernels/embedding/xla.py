@@ -88,8 +88,8 @@ def product_with_rows_xla(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
 
     On CPUs reading the table dominates for few tokens. XLA packs the right operand before it multiplies,
     which takes longer than reading it. So the table is the left one, except in bfloat16 without a matrix
-    unit, where XLA multiplies a left one slowly. Times in ms with 2 cores, on the EPYC
-    for 8 bfloat16 tokens in a loop:
+    unit, where XLA multiplies a left one slowly. Times in ms with 2 cores; those of 8 bfloat16 tokens on the
+    EPYC are in a loop:
 
     | table | tokens | CPU | left | right |
     |---|---|---|---|---|
