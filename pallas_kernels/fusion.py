@@ -50,6 +50,12 @@ def not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def zero_after(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Returns 0 of a dtype, which XLA only knows after it has computed `x`, an array with entries."""
+    first = x[(0,) * x.ndim]
+    return (first < -jnp.inf).astype(dtype)  # never true, but the compiler cannot know it
+
+
 def entry_in_loop(stack: jax.Array, number: jax.Array) -> jax.Array:
     """Returns `stack[number]` in an iteration of a loop, as `rows_in_loop` does."""
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.fusion import as_bits, entry_in_loop, from_bits
+from pallas_kernels.fusion import as_bits, entry_in_loop, from_bits, zero_after
 from pallas_kernels.grouped_matmul.operands import Operands
 from pallas_kernels.precision import einsum, matmul
-from pallas_kernels.product.xla import product_in_place, transposed_product
+from pallas_kernels.product.in_place import product_in_place
+from pallas_kernels.product.xla import transposed_product
 
 BLOCK_ROWS = 512
 """Rows of a block: enough for nine tenths of a CPU's peak; weights are read once for each block."""
@@ -143,8 +144,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any, after: jax.Array) -> jax.Array:
     """
     if after.size == 0:
         return jnp.zeros(shape, dtype)
-    zero = (after[0, 0] < -jnp.inf).astype(dtype)  # never true, but the compiler cannot know it
-    return jnp.broadcast_to(zero, shape)
+    return jnp.broadcast_to(zero_after(after, dtype), shape)
 
 
 def _multiply(rows: jax.Array, stack_MDF: jax.Array, matrix: jax.Array) -> jax.Array:

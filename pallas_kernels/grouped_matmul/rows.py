@@ -11,6 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.checkpoint_names import KEPT
 
+MAX_COMPARED = 64
+"""Largest number of rows that are compared with each other instead of sorted."""
+
 
 class Grouping(NamedTuple):
     """Permutation that sorts rows by group; rows without a group come last."""
@@ -38,13 +41,28 @@ def group_rows(groups_P: jax.Array, num_groups: int) -> Grouping:
       groups_P: group of each row, int32; `num_groups` or more for a row without a group.
       num_groups: number of groups, E.
     """
-    order_P = jnp.argsort(groups_P, stable=True)
-    places_P = jnp.arange(order_P.shape[0], dtype=order_P.dtype)
-    # unique_indices: each position is written once, so that the scatter needs no additions.
-    rank_P = jnp.zeros_like(order_P).at[order_P].set(places_P, unique_indices=True)
+    order_P, rank_P = (_compare if len(groups_P) <= MAX_COMPARED else _sort)(groups_P)
     # Two integers for each row are small to keep, and without them the backward pass would sort again.
     order_P, rank_P = (checkpoint_name(x_P, KEPT) for x_P in (order_P, rank_P))
     return Grouping(order_P, rank_P, count_rows(groups_P, num_groups))
+
+
+def _sort(groups_P: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Order and rank of many rows."""
+    order_P = jnp.argsort(groups_P, stable=True)
+    places_P = jnp.arange(order_P.shape[0], dtype=order_P.dtype)
+    # unique_indices: each position is written once, so that the scatter needs no additions.
+    return order_P, jnp.zeros_like(order_P).at[order_P].set(places_P, unique_indices=True)
+
+
+def _compare(groups_P: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Order and rank of few rows: comparing each with all takes two operations, and no sort or scatter."""
+    places_P = jnp.arange(len(groups_P), dtype=jnp.int32)
+    other, own = groups_P[None], groups_P[:, None]
+    is_before_PP = (other < own) | (other == own) & (places_P < places_P[:, None])
+    rank_P = jnp.sum(is_before_PP, axis=1, dtype=jnp.int32)
+    order_P = jnp.sum(jnp.where(rank_P == places_P[:, None], places_P, 0), axis=1, dtype=jnp.int32)
+    return order_P, rank_P
 
 
 def count_rows(groups_P: jax.Array, num_groups: int) -> jax.Array:

@@ -1,20 +1,19 @@
-"""`product` in XLA: its gradient, and products of few rows that read a matrix of a stack in place.
-
-Letters: A products in a batch, M matrices of a stack, P rows, D inputs, F outputs.
-"""
+"""`product` in XLA, and its gradient. Letters are those of the package."""
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.fusion import FUSED_READERS, READERS_OF_COPY, for_readers, not_inlined
-from pallas_kernels.host_cpu import num_cores
+from pallas_kernels.fusion import entry_in_loop, not_inlined, zero_after
 from pallas_kernels.precision import einsum, matmul
+from pallas_kernels.product.in_place import MIN_ENTRIES_IN_PLACE, product_in_place
+
+MAX_ROWS_OF_LATE_COPY = 16
+"""Largest number of rows whose matrix is copied out of a stack only when the rows are known."""
 
 
 def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.Array:
@@ -44,104 +43,6 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
     return lax.platform_dependent(x, y, cpu=not_inlined(written_out), default=lambda x, y: multiply(x.mT, y))
 
 
-MAX_BYTES_BY_ROW = 2**20
-"""Size of a matrix up to which a core reads it once for each of its rows. With 1 MiB, decoding took 0.95 of
-the time for 8 rows and 0.91 for 4; with 2 MiB it would have taken 1.06 (2 cores of an AMD EPYC, each with a
-cache of 1 MiB)."""
-MIN_ENTRIES_IN_PLACE = 2**14
-"""Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
-slower for 64 x 64."""
-
-
-def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any = None) -> jax.Array:
-    """Computes `x[..., p, :] @ stack[numbers_P[p]]` for each row p, of so few that reading dominates.
-
-    On CPUs all cores read the matrices, in place. A plain product would first copy them. Rows with the same
-    matrix should follow each other: then it is in a cache for all but the first.
-
-    Args:
-      x: rows, [*A, P, D].
-      stack: matrices, [M, *A, D, F].
-      numbers_P: index of each row's matrix in the stack.
-      dtype: dtype of the product; None for that of the operands. On CPUs sums are float32.
-
-    Returns:
-      Products, [*A, P, F].
-    """
-    dtype = dtype or jnp.result_type(x, stack)
-
-    def product(x: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
-        return matmul(x, lax.dynamic_index_in_dim(stack, number, keepdims=False), dtype=dtype)
-
-    def products(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
-        if len(numbers_P) == 1:
-            return product(x, stack, numbers_P[0])
-        # One after the other, so that only one matrix is copied at a time.
-        rows = jnp.moveaxis(x, -2, 0)[..., None, :]  # [P, *A, 1, D]
-        out = lax.map(lambda each: product(each[0], stack, each[1]), (rows, numbers_P))
-        return jnp.moveaxis(out[..., 0, :], 0, -2)
-
-    def in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
-        first, *others = stages
-        # By row, each core computes whole products, and its partial sums stay in its own cache. Rows with one
-        # matrix each read it, and only a small one stays in that cache. Otherwise cores share each matrix.
-        axis = -2 if is_by_row else -3  # axis of the rows of a matrix
-
-        def in_order(x_P: jax.Array) -> jax.Array:
-            """Puts P, the first axis, where the loops have it."""
-            return x_P if is_by_row else jnp.moveaxis(x_P, 0, -2)
-
-        columns = in_order(jnp.moveaxis(x, -2, 0).astype(jnp.float32)[..., None])
-        factors = zip(jnp.split(columns, first, axis), _blocks(stack, numbers_P, first), strict=True)
-        sums: Any = sum(column * in_order(rows) for column, rows in factors)
-        for count in others:
-            sums = sum(jnp.split(sums, count, axis))
-        out = jnp.squeeze(sums, axis).astype(dtype)
-        return jnp.moveaxis(out, 0, -2) if is_by_row else out
-
-    is_small = stack.nbytes // len(stack) <= MAX_BYTES_BY_ROW
-    is_by_row = is_small and _is_even(len(numbers_P))
-    # With 16 blocks a loop writes fewer partial sums than with 8. But for bfloat16 matrices of 2,048 x 4,096
-    # it took 1.03 to 1.08 of the time (2 cores of an AMD EPYC).
-    num_readers = FUSED_READERS + 1 if is_small or stack.dtype != jnp.bfloat16 else READERS_OF_COPY
-    stages = _stages(stack.shape[-2], num_readers)
-    is_large = math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE
-    cpu = not_inlined(in_place) if stages and is_large else products
-    return lax.platform_dependent(x, stack, numbers_P, cpu=cpu, default=products)
-
-
-def _stages(num_rows: int, num_readers: int) -> list[int]:
-    """Returns the number of row blocks that each loop adds up; XLA's reductions are slow for few rows.
-
-    The first loop, which reads the matrix, leaves so many rows that XLA does not fuse it into the next one.
-    Empty if the number of rows cannot be split like this.
-    """
-    stages = [min(num_readers, num_rows // (FUSED_READERS + 1))]
-    while stages[-1] and num_rows % stages[-1] == 0:
-        num_rows //= stages[-1]
-        if num_rows <= 64:
-            return [*stages, num_rows]
-        stages.append(FUSED_READERS + 1)
-    return []
-
-
-def _is_even(num_rows: int) -> bool:
-    """Whether XLA divides rows evenly among cores; otherwise the last core gets the remainder."""
-    return num_rows % num_cores() == 0 or num_cores() % num_rows == 0
-
-
-def _blocks(stack: jax.Array, numbers_P: jax.Array, count: int) -> Iterator[jax.Array]:
-    """Yields the blocks of rows of each number's matrix, [P, *A, D / count, F] in float32.
-
-    Each block is a slice of the stack: XLA copies a slice that is shared.
-    """
-    size = stack.shape[-2] // count
-    for block, (operand, indices) in enumerate(for_readers((stack, numbers_P), count)):
-        # Without a promise XLA would clamp the numbers.
-        rows = operand.at[indices, ..., block * size : (block + 1) * size, :].get(mode="promise_in_bounds")
-        yield rows.astype(jnp.float32)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def product_xla(
     x: jax.Array, kernel: jax.Array, stack: jax.Array | None, number: jax.Array | None, dtype: Any
@@ -153,7 +54,29 @@ def product_xla(
     """
     if stack is not None and number is not None and x.shape[-2] == 1:
         return product_in_place(x, stack, number[None], dtype=dtype)
+    if stack is not None and number is not None and x.shape[-2] <= MAX_ROWS_OF_LATE_COPY:
+        kernel = _copied_late(x, kernel, stack, number)
     return matmul(x, kernel, dtype=dtype)
+
+
+def _copied_late(x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
+    """Returns the kernel; on a CPU it is copied out of the stack after x is computed.
+
+    XLA would copy all matrices of a layer when the layer begins. The other cores then have nothing to do
+    during the small operations that follow, fall asleep after 30 us, and take 40 us to wake for the next loop
+    that is divided among cores. With copies in between, a decoding step of `zaya bench torch` took 0.96 of
+    the time for 8 rows in bfloat16 (2 cores of an AMD EPYC).
+    """
+    if math.prod(kernel.shape) < MIN_ENTRIES_IN_PLACE:  # one core copies it
+        return kernel
+
+    def copied(x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
+        del kernel
+        return entry_in_loop(stack, number + zero_after(x, number.dtype))
+
+    return lax.platform_dependent(
+        x, kernel, stack, number, cpu=copied, default=lambda x, kernel, stack, number: kernel
+    )
 
 
 def _forward(x, kernel, stack, number, dtype):

@@ -11,7 +11,8 @@ import pytest
 
 from pallas_kernels.fusion import as_bits, concatenate, entry_in_loop, from_bits, rows_in_loop, unfused
 from pallas_kernels.precision import einsum, matmul
-from pallas_kernels.product.xla import product_in_place, transposed_product
+from pallas_kernels.product.in_place import product_in_place
+from pallas_kernels.product.xla import transposed_product
 
 
 def _normalised(x):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.product import in_stack, product
-from pallas_kernels.product import xla as product_xla
+from pallas_kernels.product import in_place, in_stack, product
+from pallas_kernels.product.in_place import product_in_place
 from pallas_kernels.product.reference import product_reference
-from pallas_kernels.product.xla import product_in_place, transposed_product
+from pallas_kernels.product.xla import transposed_product
 from zaya_jax.model.remat import REMAT_POLICIES
 
 SHAPES = [((5, 3), (3, 4)), ((1, 8), (8, 1)), ((256, 64), (64, 32)), ((3, 7, 6), (3, 6, 2))]
@@ -67,6 +67,26 @@ def test_a_matrix_in_its_stack_is_the_layer_s(rows):
     np.testing.assert_allclose(product(x, kernel), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "is_late"),
+    [(16, 128, True), (17, 128, False), (2, 64, False)],
+    ids=["few", "many", "small"],
+)
+def test_on_a_cpu_few_rows_copy_a_large_matrix_after_they_are_computed(rows, width, is_late):
+    def through_all(x, stack):
+        def step(x, i):
+            own = jax.lax.dynamic_index_in_dim(stack, i, keepdims=False)
+            return product(x, in_stack(own, stack, i)), None
+
+        return jax.lax.scan(step, x, jnp.arange(3))[0]
+
+    arrays = jnp.ones((rows, width)), jnp.ones((3, width, width))
+    arrays = jax.device_put(arrays, jax.devices("cpu")[0])
+    text = jax.jit(through_all).lower(*arrays).compile().as_text()
+    # The index of a late copy depends on a comparison of the rows with minus infinity.
+    assert ("-inf" in text) == is_late
+
+
 def test_the_gradient_belongs_to_the_layers_own_matrix_and_not_to_the_stack():
     stack = jax.random.normal(jax.random.key(0), (3, 16, 8))
     x = jax.random.normal(jax.random.key(1), (2, 16))
@@ -89,13 +109,17 @@ def test_the_transposed_product_sums_over_rows(shape):
     assert transposed_product(jnp.bfloat16(x), jnp.bfloat16(y), dtype=jnp.float32).dtype == jnp.float32
 
 
-# Read in place, or by a product: a width that is not a multiple of 16, and a small matrix.
-@pytest.mark.parametrize("shape", [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 120, 160), (3, 16, 4)])
+# Read in place, in blocks of 16, 8, 63, 41 (20 rows are left over) and 32 rows, or by a product: a width that
+# is not a multiple of 8, and a small matrix.
+SHAPES_IN_PLACE = [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 512, 48), (3, 256, 2048)]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES_IN_PLACE, (3, 124, 160), (3, 16, 4)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("numbers", [[0], [2], [2, 0, 0], [0, 0, 1, 1, 1, 2, 2, 2]])
 @pytest.mark.parametrize("num_cores", [2, 3])  # which do and do not divide the number of rows
 def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, numbers, num_cores, monkeypatch):
-    monkeypatch.setattr(product_xla, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(in_place, "num_cores", lambda: num_cores)
     stack = jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((*shape[1:-2], len(numbers), shape[-2])), dtype)
     rows = [np.float64(x[..., p : p + 1, :]) @ np.float64(stack[number]) for p, number in enumerate(numbers)]
@@ -119,7 +143,7 @@ def test_the_product_in_place_has_the_same_bits_for_any_number_of_cores(dtype, m
     x, stack = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((8, 512), (3, 512, 192)))
     found = []
     for count in (2, 3):
-        monkeypatch.setattr(product_xla, "num_cores", lambda count=count: count)
+        monkeypatch.setattr(in_place, "num_cores", lambda count=count: count)
         product = jax.jit(functools.partial(product_in_place, dtype="float32"))
         found.append(product(x, stack, jnp.arange(8) % 3))
     np.testing.assert_array_equal(*found)
@@ -127,22 +151,22 @@ def test_the_product_in_place_has_the_same_bits_for_any_number_of_cores(dtype, m
 
 @pytest.mark.parametrize(
     ("columns", "num_cores", "order"),
-    [(256, 2, "8,16,256"), (256, 3, "16,8,256"), (2048, 2, "16,8,2048")],
+    [(256, 2, "8,21,256"), (256, 3, "21,8,256"), (2048, 2, "32,8,2048")],
     ids=["by row", "rows leave a remainder", "large matrix"],
 )
 def test_cores_divide_the_rows_if_these_are_even_and_matrices_small(columns, num_cores, order, monkeypatch):
     """The partial sums of the first loop, whose first axis XLA divides among the cores."""
-    monkeypatch.setattr(product_xla, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(in_place, "num_cores", lambda: num_cores)
     x, stack = jax.device_put((jnp.ones((8, 256)), jnp.ones((3, 256, columns))), jax.devices("cpu")[0])
     text = jax.jit(functools.partial(product_in_place)).lower(x, stack, jnp.arange(8) % 3).compile().as_text()
     assert re.findall(r"%multiply_add_fusion\S* = f32\[([0-9,]+)\]", text) == [order]
 
 
 def test_rows_that_are_not_read_in_place_copy_one_matrix_at_a_time():
-    x, stack = jnp.ones((8, 120)), jnp.ones((5, 120, 160))  # 120 rows cannot be split
+    x, stack = jnp.ones((8, 124)), jnp.ones((5, 124, 160))  # 124 rows cannot be split
     text = jax.jit(product_in_place).lower(x, stack, jnp.arange(8) % 5).compile().as_text()
-    assert "f32[5,120,160]" in text
-    assert not re.findall(r"f32\[8,(?:1,)?120,160\]", text)
+    assert "f32[5,124,160]" in text
+    assert not re.findall(r"f32\[8,(?:1,)?124,160\]", text)
 
 
 @pytest.mark.parametrize("num_rows", [1, 8])

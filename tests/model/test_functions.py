@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.cca import rotate
 from pallas_kernels.cca.reference import normalize
-from pallas_kernels.grouped_matmul.rows import group_rows, weighted_swiglu
+from pallas_kernels.grouped_matmul.rows import MAX_COMPARED, group_rows, weighted_swiglu
 from pallas_kernels.rms_norm import rms_norm
 from zaya_jax.model.rope import rope_table
 
@@ -48,6 +48,17 @@ def test_rows_are_sorted_by_group_and_back():
     for result, expected in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(result, expected)
     np.testing.assert_array_equal(groups.unsort(groups.sort(jnp.float32(x))), np.float32(x))
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, MAX_COMPARED, MAX_COMPARED + 1])
+def test_rows_of_a_group_keep_their_order(num_rows):
+    """Few rows are compared with each other, and many are sorted."""
+    groups_P = np.random.default_rng(0).integers(0, 5, num_rows)  # group 4 is none
+    groups = group_rows(jnp.int32(groups_P), 4)
+    order_P = np.argsort(groups_P, stable=True)
+    np.testing.assert_array_equal(groups.order_P, order_P)
+    np.testing.assert_array_equal(groups.rank_P, np.argsort(order_P))
+    np.testing.assert_array_equal(groups.sizes_E, np.bincount(groups_P, minlength=5)[:4])
 
 
 def test_rope_rotations_by_hand():

@@ -1,0 +1,162 @@
+"""Products of few rows that read matrices of a stack in place.
+
+Letters: A products in a batch, M matrices of a stack, P rows, D inputs, F outputs.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.fusion import FUSED_READERS, READERS_OF_COPY, for_readers, not_inlined
+from pallas_kernels.host_cpu import num_cores
+from pallas_kernels.precision import matmul
+
+MAX_BYTES_BY_ROW = 2**20
+"""Size of a matrix up to which a core reads it once for each of its rows. With 1 MiB, decoding took 0.95 of
+the time for 8 rows and 0.91 for 4; with 2 MiB it would have taken 1.06 (2 cores of an AMD EPYC, each with a
+cache of 1 MiB)."""
+MIN_ENTRIES_IN_PLACE = 2**14
+"""Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
+slower for 64 x 64."""
+CACHE_PERIOD = 2**12
+"""Distance in bytes of addresses that share a set of the first cache, on x86: it has 64 sets of 64 bytes. A
+set has room for 8 lines (AMD Zen 4) or 12 (Intel since 2019)."""
+ODD_BLOCKS = range(12, 17)
+"""Number of blocks with an odd number of rows. With 10 to 14 decoding was equally fast."""
+MAX_SUMS = 64
+"""Largest number of partial sums that one loop adds."""
+
+
+def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any = None) -> jax.Array:
+    """Computes `x[..., p, :] @ stack[numbers_P[p]]` for each row p, of so few that reading dominates.
+
+    On CPUs all cores read the matrices, in place. A plain product would first copy them. Rows with the same
+    matrix should follow each other: then it is in a cache for all but the first.
+
+    Args:
+      x: rows, [*A, P, D].
+      stack: matrices, [M, *A, D, F].
+      numbers_P: index of each row's matrix in the stack.
+      dtype: dtype of the product; None for that of the operands. On CPUs sums are float32.
+
+    Returns:
+      Products, [*A, P, F].
+    """
+    dtype = dtype or jnp.result_type(x, stack)
+    blocks = _blocks(stack.shape[-2], stack.shape[-1] * stack.dtype.itemsize)
+    is_large = math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE
+    copying = functools.partial(_product_of_copies, dtype=dtype)
+    cpu = copying
+    if blocks is not None and is_large:
+        cpu = not_inlined(functools.partial(_product_of_blocks, blocks=blocks, dtype=dtype))
+    return lax.platform_dependent(x, stack, numbers_P, cpu=cpu, default=copying)
+
+
+def _product_of_copies(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any) -> jax.Array:
+    def product(x: jax.Array, number: jax.Array) -> jax.Array:
+        return matmul(x, lax.dynamic_index_in_dim(stack, number, keepdims=False), dtype=dtype)
+
+    if len(numbers_P) == 1:
+        return product(x, numbers_P[0])
+    # One after the other, so that only one matrix is copied at a time.
+    rows = jnp.moveaxis(x, -2, 0)[..., None, :]  # [P, *A, 1, D]
+    out = lax.map(lambda each: product(*each), (rows, numbers_P))
+    return jnp.moveaxis(out[..., 0, :], 0, -2)
+
+
+class _Blocks(NamedTuple):
+    """Division of a matrix into blocks of consecutive rows, of which a loop reads one row each at a time."""
+
+    count: int
+    size: int
+    """Rows of a block: the number of partial sums that the loop leaves. Rows after the last block are added
+    to their sum."""
+    added: tuple[int, ...]
+    """Number of partial sums that each of the next loops adds; XLA's reductions are slow for few rows."""
+
+
+def _blocks(num_rows: int, row_bytes: int) -> _Blocks | None:
+    """Divides a matrix so that the rows read at the same time do not evict each other from the first cache.
+
+    Entries in one column of blocks that are a multiple of `CACHE_PERIOD` apart share a set of the cache, and
+    evict each other's line if there are more of them than the set has room for. Each line would then be read
+    for every 8 of its entries. The experts of a layer took 460 to 510 us for 8 rows with 16 blocks of 32 rows
+    of 2 KiB, and 340 to 370 with 12 blocks of 41 rows: an odd number of rows is no multiple of the period (2
+    cores of an AMD EPYC, matrices of 512 x 1,024 and 512 x 512 in bfloat16).
+
+    Returns:
+      The blocks; None if the matrix cannot be divided.
+    """
+    count = max(ODD_BLOCKS[0], -(-num_rows // MAX_SUMS))
+    size = num_rows // count
+    size -= 1 - size % 2
+    # A loop that leaves few partial sums would be fused into the next one.
+    if row_bytes % CACHE_PERIOD and count in ODD_BLOCKS and size > FUSED_READERS:
+        return _Blocks(count, size, (size,))
+    count = min(READERS_OF_COPY, num_rows // (FUSED_READERS + 1))
+    if not count or num_rows % count:
+        return None
+    size = rest = num_rows // count
+    added = []
+    while rest > MAX_SUMS:
+        if rest % (FUSED_READERS + 1):
+            return None
+        added.append(FUSED_READERS + 1)
+        rest //= added[-1]
+    return _Blocks(count, size, (*added, rest))
+
+
+def _product_of_blocks(
+    x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, blocks: _Blocks, dtype: Any
+) -> jax.Array:
+    """Adds rows of matrices times entries of x, in a loop over blocks and others over partial sums."""
+    count, size, added = blocks
+    # By row, each core computes whole products, and its partial sums stay in its own cache. Rows with one
+    # matrix each read it, and only a small one stays in that cache. Otherwise cores share each matrix.
+    is_by_row = stack.nbytes // len(stack) <= MAX_BYTES_BY_ROW and _is_even(len(numbers_P))
+    axis = -2 if is_by_row else -3  # axis of the rows of a matrix
+
+    def in_order(x_P: jax.Array) -> jax.Array:
+        """Puts P, the first axis, where the loops have it."""
+        return x_P if is_by_row else jnp.moveaxis(x_P, 0, -2)
+
+    rest = range(count * size, stack.shape[-2])
+    rows = _rows(stack, numbers_P, count + len(rest))
+    columns_PD1 = jnp.moveaxis(x, -2, 0).astype(jnp.float32)[..., None]
+
+    def term(first: int, num_rows: int) -> jax.Array:
+        end = first + num_rows
+        return in_order(columns_PD1[..., first:end, :]) * in_order(next(rows)(first, end))
+
+    sums: Any = sum(term(block * size, size) for block in range(count))
+    for number in added:
+        sums = sum(jnp.split(sums, number, axis))
+    sums = sum((term(row, 1) for row in rest), start=sums)
+    out = jnp.squeeze(sums, axis).astype(dtype)
+    return jnp.moveaxis(out, 0, -2) if is_by_row else out
+
+
+def _is_even(num_rows: int) -> bool:
+    """Whether XLA divides rows evenly among cores; otherwise the last core gets the remainder."""
+    return num_rows % num_cores() == 0 or num_cores() % num_rows == 0
+
+
+def _rows(
+    stack: jax.Array, numbers_P: jax.Array, num_readers: int
+) -> Iterator[Callable[[int, int], jax.Array]]:
+    """Yields a function for each reader that returns rows first..end of each number's matrix in float32.
+
+    The rows are a slice of the stack: XLA copies a slice that is shared.
+    """
+    for operand, indices in for_readers((stack, numbers_P), num_readers):
+
+        def read(first: int, end: int, operand=operand, indices=indices) -> jax.Array:
+            # Without a promise XLA would clamp the numbers.
+            return operand.at[indices, ..., first:end, :].get(mode="promise_in_bounds").astype(jnp.float32)
+
+        yield read
