@@ -49,13 +49,16 @@ def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dt
       Products, [*A, P, F].
     """
     dtype = dtype or jnp.result_type(x, stack)
-    blocks = _blocks(stack.shape[-2], stack.shape[-1] * stack.dtype.itemsize)
-    is_large = math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE
     copying = functools.partial(_product_of_copies, dtype=dtype)
     cpu = copying
-    if blocks is not None and is_large:
-        cpu = not_inlined(functools.partial(_product_of_blocks, blocks=blocks, dtype=dtype))
+    if can_read_in_place(stack):
+        cpu = not_inlined(functools.partial(_product_of_blocks, dtype=dtype))
     return lax.platform_dependent(x, stack, numbers_P, cpu=cpu, default=copying)
+
+
+def can_read_in_place(stack: jax.Array) -> bool:
+    """Whether a CPU reads matrices of the stack in place: large ones that can be divided into blocks."""
+    return math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE and _blocks(stack) is not None
 
 
 def _product_of_copies(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any) -> jax.Array:
@@ -81,7 +84,7 @@ class _Blocks(NamedTuple):
     """Number of partial sums that each of the next loops adds; XLA's reductions are slow for few rows."""
 
 
-def _blocks(num_rows: int, row_bytes: int) -> _Blocks | None:
+def _blocks(stack: jax.Array) -> _Blocks | None:
     """Divides a matrix so that the rows read at the same time do not evict each other from the first cache.
 
     Entries in one column of blocks that are a multiple of `CACHE_PERIOD` apart share a set of the cache, and
@@ -93,6 +96,7 @@ def _blocks(num_rows: int, row_bytes: int) -> _Blocks | None:
     Returns:
       The blocks; None if the matrix cannot be divided.
     """
+    num_rows, row_bytes = stack.shape[-2], stack.shape[-1] * stack.dtype.itemsize
     sizes = {count: (num_rows // count - 1) | 1 for count in ODD_BLOCKS}
     # A loop that leaves few partial sums would be fused into the next one.
     odd = [(count, size) for count, size in sizes.items() if FUSED_READERS < size <= MAX_SUMS]
@@ -112,10 +116,10 @@ def _blocks(num_rows: int, row_bytes: int) -> _Blocks | None:
     return _Blocks(count, size, (*added, rest))
 
 
-def _product_of_blocks(
-    x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, blocks: _Blocks, dtype: Any
-) -> jax.Array:
+def _product_of_blocks(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any) -> jax.Array:
     """Adds rows of matrices times entries of x, in a loop over blocks and others over partial sums."""
+    blocks = _blocks(stack)
+    assert blocks is not None, "can_read_in_place"
     count, size, added = blocks
     # By row, each core computes whole products, and its partial sums stay in its own cache. Rows with one
     # matrix each read it, and only a small one stays in that cache. Otherwise cores share each matrix.

@@ -10,8 +10,12 @@ from jax import lax
 
 from pallas_kernels.fusion import entry_in_loop, not_inlined, zero_after
 from pallas_kernels.precision import einsum, matmul
-from pallas_kernels.product.in_place import MIN_ENTRIES_IN_PLACE, product_in_place
+from pallas_kernels.product.in_place import MIN_ENTRIES_IN_PLACE, can_read_in_place, product_in_place
 
+MAX_ROWS_IN_PLACE = 4
+"""Largest number of rows that read their matrix in place. A decoding step of `zaya bench torch` took 0.82 of
+the time for 2 rows and 0.86 for 4 in bfloat16, 0.87 and 0.96 in float32; for 8 rows it would have taken 1.01
+(2 cores of an AMD EPYC)."""
 MAX_ROWS_OF_LATE_COPY = 16
 """Largest number of rows whose matrix is copied out of a stack only when the rows are known."""
 
@@ -47,36 +51,45 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
 def product_xla(
     x: jax.Array, kernel: jax.Array, stack: jax.Array | None, number: jax.Array | None, dtype: Any
 ) -> jax.Array:
-    """Computes `x @ kernel`; a single row reads the kernel as matrix `number` of the stack, if there is one.
-
-    For one row of 512 x 1,024 float32 that took 76 us, and a copy and a product 121; for two rows 106 and 92
-    (2 cores of an AMD EPYC, 64 matrices in turn).
-    """
-    if stack is not None and number is not None and x.shape[-2] == 1:
+    """Computes `x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one."""
+    num_rows = x.shape[-2]
+    if stack is None or number is None:
+        return matmul(x, kernel, dtype=dtype)
+    if num_rows == 1:
         return product_in_place(x, stack, number[None], dtype=dtype)
-    if stack is not None and number is not None and x.shape[-2] <= MAX_ROWS_OF_LATE_COPY:
-        kernel = _copied_late(x, kernel, stack, number)
-    return matmul(x, kernel, dtype=dtype)
+    if num_rows > MAX_ROWS_OF_LATE_COPY or math.prod(kernel.shape) < MIN_ENTRIES_IN_PLACE:
+        return matmul(x, kernel, dtype=dtype)
+    is_in_place = num_rows <= MAX_ROWS_IN_PLACE and can_read_in_place(stack)
+    return lax.platform_dependent(
+        x,
+        kernel,
+        stack,
+        number,
+        cpu=functools.partial(_few_rows_in_place if is_in_place else _few_rows_of_late_copy, dtype=dtype),
+        default=lambda x, kernel, stack, number: matmul(x, kernel, dtype=dtype),
+    )
 
 
-def _copied_late(x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns the kernel; on a CPU it is copied out of the stack after x is computed.
+def _few_rows_in_place(
+    x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array, *, dtype: Any
+) -> jax.Array:
+    del kernel
+    return product_in_place(x, stack, jnp.broadcast_to(number, x.shape[-2]), dtype=dtype)
+
+
+def _few_rows_of_late_copy(
+    x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array, *, dtype: Any
+) -> jax.Array:
+    """Copies the matrix out of the stack only after x is computed.
 
     XLA would copy all matrices of a layer when the layer begins. The other cores then have nothing to do
     during the small operations that follow, fall asleep after 30 us, and take 40 us to wake for the next loop
     that is divided among cores. With copies in between, a decoding step of `zaya bench torch` took 0.96 of
     the time for 8 rows in bfloat16 (2 cores of an AMD EPYC).
     """
-    if math.prod(kernel.shape) < MIN_ENTRIES_IN_PLACE:  # one core copies it
-        return kernel
-
-    def copied(x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
-        del kernel
-        return entry_in_loop(stack, number + zero_after(x, number.dtype))
-
-    return lax.platform_dependent(
-        x, kernel, stack, number, cpu=copied, default=lambda x, kernel, stack, number: kernel
-    )
+    del kernel
+    own = entry_in_loop(stack, number + zero_after(x, number.dtype))
+    return matmul(x, own, dtype=dtype)
 
 
 def _forward(x, kernel, stack, number, dtype):
