@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -347,6 +348,31 @@ def test_ctrl_c_ends_a_server_that_a_script_started_in_the_background(run):
     words = ["sh", "-c", f"trap '' INT; exec {server}"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert _ends_at(process, signal.SIGINT) == INTERRUPTED
+
+
+def test_a_signal_that_another_thread_receives_ends_the_server(run):
+    """As a thread of a library may, if the signal arrives just before the main thread waits for it."""
+    script = """
+import signal, sys, threading
+from zaya_jax import cli
+
+def interrupt():
+    sys.stdin.readline()
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+cli.main(sys.argv[1:])
+"""
+    words = [sys.executable, "-c", script, "aegis", "metrics", str(run), "--port=0"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, text=True, **pipes) as process:
+        try:
+            assert "/metrics" in process.stdout.readline()
+            time.sleep(0.3)  # until the main thread waits
+            _, complaint = process.communicate("\n", timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == INTERRUPTED, complaint
 
 
 def _ends_at(process, number):

@@ -16,7 +16,6 @@ from zaya_jax.aegis.views.prometheus_samples import METRICS, MetricSample, Watch
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_header import LOOPBACK, is_address, is_allowed, parse_host
-from zaya_jax.platform.stop_signals import stop_signals
 
 PORT = 9464
 """Default port, the same as that of OpenTelemetry's Prometheus exporters."""
@@ -57,14 +56,28 @@ def main(argv: Sequence[str]) -> None:
         # prometheus_client renames a complete file, so that node_exporter never reads a part of one.
         write_to_textfile(str(options.textfile), registry)
     else:
-        # Not `join` of the server's thread: Python would not notice a signal that arrives between its last
-        # check and the start of the wait. Blocked signals stay pending until they are waited for.
-        signals = stop_signals()
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        serve(registry, options.host, options.port, allowed_hosts=options.allow_host)
-        number = signal.sigwait(signals)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        signal.raise_signal(number)  # the handlers of all commands, which exit
+        _wait_for_signal(
+            lambda: serve(registry, options.host, options.port, allowed_hosts=options.allow_host)
+        )
+
+
+def _wait_for_signal(start: Callable[[], object]) -> None:
+    """Calls a function, then waits until the handler of a signal raises an exception.
+
+    Not `join` of a thread, nor `sigwait`: the kernel may deliver a signal to a thread of a library just
+    before either of them begins to wait, and the interpreter, which runs handlers in the main thread, would
+    not get there. But it writes to a socket first, in whichever thread, and reading that ends.
+    """
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        writing.setblocking(False)  # the interpreter writes to it within the signal
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            start()
+            while True:
+                reading.recv(1)
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def make_registry(runs: Sequence[pathlib.Path]) -> CollectorRegistry:
