@@ -57,7 +57,7 @@ def product_xla(
         return matmul(x, kernel, dtype=dtype)
     if num_rows == 1:
         return product_in_place(x, stack, number[None], dtype=dtype)
-    if num_rows > MAX_ROWS_OF_LATE_COPY or math.prod(kernel.shape) < MIN_ENTRIES_IN_PLACE:
+    if not 0 < num_rows <= MAX_ROWS_OF_LATE_COPY or math.prod(kernel.shape) < MIN_ENTRIES_IN_PLACE:
         return matmul(x, kernel, dtype=dtype)
     is_in_place = num_rows <= MAX_ROWS_IN_PLACE and can_read_in_place(stack)
     return lax.platform_dependent(

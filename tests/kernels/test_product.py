@@ -60,7 +60,7 @@ def _in_layer(number, rows):
 
 
 # Read in place, copied out of the stack, and the layer's own slice.
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 16, 17])
+@pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 16, 17])
 def test_a_matrix_in_its_stack_is_the_layer_s(rows):
     """Few rows do not read the layer's own slice on a CPU, which then need not exist."""
     x, kernel, own = _in_layer(2, rows)
@@ -71,8 +71,8 @@ def test_a_matrix_in_its_stack_is_the_layer_s(rows):
 
 @pytest.mark.parametrize(
     ("rows", "width", "is_late"),
-    [(16, 128, True), (17, 128, False), (2, 64, False)],
-    ids=["few", "many", "small"],
+    [(4, 128, False), (5, 128, True), (16, 128, True), (17, 128, False), (8, 64, False)],
+    ids=["in place", "few rows", "as many as possible", "many rows", "small matrix"],
 )
 def test_on_a_cpu_few_rows_copy_a_large_matrix_after_they_are_computed(rows, width, is_late):
     def through_all(x, stack):
@@ -111,8 +111,8 @@ def test_the_transposed_product_sums_over_rows(shape):
     assert transposed_product(jnp.bfloat16(x), jnp.bfloat16(y), dtype=jnp.float32).dtype == jnp.float32
 
 
-# Read in place, in blocks of 16, 8, 63, 39 (5 rows are left over) and 32 rows, or by a product: a width that
-# is not a multiple of 8, and a small matrix.
+# Read in place, in blocks of 16, 16, 63, 39 (5 rows are left over) and 32 rows, or by a product: 124 rows,
+# which cannot be divided, and a small matrix.
 SHAPES_IN_PLACE = [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 512, 48), (3, 256, 2048)]
 
 
