@@ -1,6 +1,6 @@
 """Generation for a static batch of prompts: one prefill, then decode steps until every row has ended.
 
-Prompts are padded on the left to a power of two and caches to a multiple of 64, so that repeated calls reuse
+Prompts are padded on the left to a power of two and caches to a multiple of 32, so that repeated calls reuse
 compiled programs. Padding changes nothing that a row sees.
 
 Reproducibility: a text depends on its prompt and its sampling parameters. The draws of a row that has its own
@@ -44,7 +44,7 @@ from zaya_jax.parallel.mesh import context_mesh, replicated
 
 PAD = 0
 MIN_PROMPT_LENGTH = 16
-CACHE_MULTIPLE = 64
+CACHE_MULTIPLE = 32
 SHARED_PREFILL_CHUNK = 1024
 """Tokens that devices sharing a cache read at once. A longer chunk reads the weights less often, but XLA's
 attention keeps the scores of a chunk and all of a device's keys in memory. Not measured on GPUs."""
