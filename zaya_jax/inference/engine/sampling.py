@@ -86,9 +86,9 @@ def sample(logits_BV: Float[Array, "B V"], rows: RowSampling) -> Int[Array, " B"
     # Greedy rows and sampling rows can share a batch, so the argmax is always computed; it is one pass over
     # the logits.
     greedy_B = lax.platform_dependent(logits_BV, cpu=argmax_of_few, default=_argmax)
-    key_B = jax.vmap(_key)(rows.seed_B, rows.num_generated_B, rows.stream_B)
 
     def draw(*, is_filtered: bool) -> jax.Array:
+        key_B = jax.vmap(_key)(rows.seed_B, rows.num_generated_B, rows.stream_B)
         scaled_BV = scaled_logits(logits_BV, rows, is_filtered=is_filtered)
         return jax.vmap(jax.random.categorical)(key_B, scaled_BV).astype(jnp.int32)
 
