@@ -52,8 +52,10 @@ def not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def zero_after(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Returns 0 of a dtype, which XLA only knows after it has computed `x`, an array with entries."""
-    unsigned = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    return jnp.minimum(unsigned[(0,) * x.ndim], 0).astype(dtype)
+    # XLA doesn't know that no unsigned number is below 0. As bits, because XLA would first convert a bfloat16
+    # number, in a separate operation.
+    bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    return jnp.minimum(bits[(0,) * x.ndim], 0).astype(dtype)
 
 
 def entry_in_loop(stack: jax.Array, number: jax.Array) -> jax.Array:

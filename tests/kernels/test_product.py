@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.product import in_place, in_stack, product
+from pallas_kernels.product import in_stack, product
 from pallas_kernels.product.in_place import product_in_place
 from pallas_kernels.product.reference import product_reference
 from pallas_kernels.product.xla import transposed_product
@@ -85,8 +85,8 @@ def test_on_a_cpu_few_rows_copy_a_large_matrix_after_they_are_computed(rows, wid
     arrays = jnp.ones((rows, width)), jnp.ones((3, width, width))
     arrays = jax.device_put(arrays, jax.devices("cpu")[0])
     text = jax.jit(through_all).lower(*arrays).compile().as_text()
-    # The index of a late copy depends on a comparison of the rows with minus infinity.
-    assert ("-inf" in text) == is_late
+    # The index of a late copy depends on the minimum of an entry of the rows and 0.
+    assert bool(re.search(r" = u32\[[0-9,]*\]\S* minimum\(", text)) == is_late
 
 
 def test_the_gradient_belongs_to_the_layers_own_matrix_and_not_to_the_stack():
@@ -119,49 +119,28 @@ SHAPES_IN_PLACE = [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 512, 48), 
 @pytest.mark.parametrize("shape", [*SHAPES_IN_PLACE, (3, 124, 160), (3, 16, 4)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("numbers", [[0], [2], [2, 0, 0], [0, 0, 1, 1, 1, 2, 2, 2]])
-@pytest.mark.parametrize("num_cores", [2, 3])  # which do and do not divide the number of rows
-def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, numbers, num_cores, monkeypatch):
-    monkeypatch.setattr(in_place, "num_cores", lambda: num_cores)
+def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, numbers):
     stack = jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((*shape[1:-2], len(numbers), shape[-2])), dtype)
     rows = [np.float64(x[..., p : p + 1, :]) @ np.float64(stack[number]) for p, number in enumerate(numbers)]
     expected = np.concatenate(rows, axis=-2)
     # Sums of up to 1,008 products of standard normals, in float32; then one rounding to 8 bits.
     tolerance = 1e-5 if dtype == "float32" else 2**-8
-
-    def compiled(**options):
-        # A new function each time: jax would use the program for another number of cores again.
-        return jax.jit(functools.partial(product_in_place, **options))(x, stack, jnp.int32(numbers))
-
-    out = compiled()
+    out = jax.jit(product_in_place)(x, stack, jnp.int32(numbers))
     assert out.dtype == dtype
     np.testing.assert_allclose(np.float64(out), expected, rtol=tolerance, atol=32e-5)
-    np.testing.assert_allclose(compiled(dtype="float32"), expected, rtol=1e-5, atol=32e-5)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_product_in_place_has_the_same_bits_for_any_number_of_cores(dtype, monkeypatch):
-    rng = np.random.default_rng(0)
-    x, stack = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((8, 512), (3, 512, 192)))
-    found = []
-    for count in (2, 3):
-        monkeypatch.setattr(in_place, "num_cores", lambda count=count: count)
-        product = jax.jit(functools.partial(product_in_place, dtype="float32"))
-        found.append(product(x, stack, jnp.arange(8) % 3))
-    np.testing.assert_array_equal(*found)
+    wide = jax.jit(functools.partial(product_in_place, dtype="float32"))(x, stack, jnp.int32(numbers))
+    np.testing.assert_allclose(wide, expected, rtol=1e-5, atol=32e-5)
 
 
 @pytest.mark.parametrize(
-    ("columns", "num_cores", "order"),
-    [(256, 2, "8,17,256"), (256, 3, "17,8,256"), (2048, 2, "32,8,2048")],
-    ids=["by row", "rows leave a remainder", "large matrix"],
+    ("columns", "order"), [(256, "8,17,256"), (2048, "32,8,2048")], ids=["small matrices", "large matrices"]
 )
-def test_cores_divide_the_rows_if_these_are_even_and_matrices_small(columns, num_cores, order, monkeypatch):
+def test_cores_divide_the_rows_of_small_matrices_and_share_large_ones(columns, order):
     """The partial sums of the first loop, whose first axis XLA divides among the cores."""
-    monkeypatch.setattr(in_place, "num_cores", lambda: num_cores)
     x, stack = jax.device_put((jnp.ones((8, 256)), jnp.ones((3, 256, columns))), jax.devices("cpu")[0])
     text = jax.jit(functools.partial(product_in_place)).lower(x, stack, jnp.arange(8) % 3).compile().as_text()
-    assert re.findall(r"%multiply_add_fusion\S* = f32\[([0-9,]+)\]", text) == [order]
+    assert order in re.findall(r"%(?:multiply|add)_add_fusion\S* = f32\[([0-9,]+)\]", text)
 
 
 def test_rows_that_are_not_read_in_place_copy_one_matrix_at_a_time():

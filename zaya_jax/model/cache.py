@@ -184,6 +184,24 @@ def _kinds(config: ModelConfig, max_length: int, ranks: int) -> tuple[Holding, .
     return tuple(sorted(set(holdings(config, max_length, ranks))))
 
 
+def state_of_layer(state_L: Any, number: jax.Array) -> Any:
+    """Returns the state of the attention variant of one layer."""
+    return jax.tree.map(lambda x_L: lax.dynamic_index_in_dim(x_L, number, keepdims=False), state_L)
+
+
+def with_state_of_layer(state_L: Any, state: Any, number: jax.Array) -> Any:
+    """Returns the states of all layers with a new one for one layer.
+
+    A loop over layers updates them in place. If it returned each layer's state as a result, every token would
+    begin with zeros for all of them and end with a copy.
+    """
+
+    def replaced(x_L: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.dynamic_update_index_in_dim(x_L, x, number, axis=0)
+
+    return jax.tree.map(replaced, state_L, state)
+
+
 def attend_through_cache(
     config: ModelConfig,
     execution: ExecutionConfig,

@@ -36,7 +36,7 @@ class LayerInput:
     """Scale of the previous router state; zeros in the first layer, which has none."""
     router_bias_X: Float[Array, "*L X"]
     state: Any
-    """State of the attention variant before the chunk."""
+    """State of the attention variant before the chunk; None if a cache has it."""
     is_sliding: Int[Array, "*L"]
     window: Int[Array, "*L"]
     """Number of tokens that a query attends to; the largest integer for all."""
@@ -65,7 +65,7 @@ def layer_inputs(
         adapters=adapters,
         eda_scale_R=jnp.concatenate([zeros_1R, later_MR]),
         router_bias_X=router_bias_LX,
-        state=cache.state if cache is not None else variant.empty_state(config, batch_size),
+        state=None if cache is not None else variant.empty_state(config, batch_size),
         is_sliding=jnp.asarray(sliding_L),
         window=jnp.asarray(window_L, jnp.int32),
         slots=None if cache is None else layer_slots(config, cache.max_length, cache.ranks),

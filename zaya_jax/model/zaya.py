@@ -23,7 +23,15 @@ from zaya_jax.model import weights as weight_declarations
 from zaya_jax.model.attention.block import AttentionOperands, attend_within, project_out, queries_keys_values
 from zaya_jax.model.attention.context_parallel import context_parallel_attention
 from zaya_jax.model.attention.sequence_chunks import SharedSequences, share_sequences
-from zaya_jax.model.cache import Cache, Pool, attend_through_cache, num_new_tokens, with_dtype
+from zaya_jax.model.cache import (
+    Cache,
+    Pool,
+    attend_through_cache,
+    num_new_tokens,
+    state_of_layer,
+    with_dtype,
+    with_state_of_layer,
+)
 from zaya_jax.model.experts import ExpertWeights, apply_experts, expert_weights
 from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs, with_experts
 from zaya_jax.model.remat import KEEP_PRODUCTS, scan_layers, scan_prefetched
@@ -283,7 +291,9 @@ def layers(
     sharing = context.sharing or ExpertSharing()
 
     def step(carry, layer):
-        (x_BTD, state_BTR, pool), (layer, experts) = carry, layer
+        (x_BTD, state_BTR, pool, state_L), (layer, experts) = carry, layer
+        if cache is not None:
+            layer = dataclasses.replace(layer, state=state_of_layer(state_L, layer.number))
         # Operations get the stacks of all layers, not slices, so that they can read in place without copies.
         if layer.adapters:
             layer = adapted(config, layer, inputs, execution.dtype)
@@ -295,17 +305,20 @@ def layers(
         operands = out.operands if context.keep_operands else None
         # Probabilities are not used in training, where they would be one more result to differentiate.
         stats = router_stats(out.routing, context.segments_BT, keep_probabilities=cache is not None)
-        return (out.x_BTD, out.routing.state_BTR, out.pool), (stats, out.state, operands)
+        if cache is not None:
+            state_L = with_state_of_layer(state_L, out.state, layer.number)
+        return (out.x_BTD, out.routing.state_BTR, out.pool, state_L), (stats, operands)
 
     # Both only help the backward pass, and there is none with a cache.
     remat, unroll = (execution.remat, not execution.scan_layers) if cache is None else ("none", False)
-    carry = x_BTD, state_BTR, None if cache is None else cache.pool
+    pool, state = (None, None) if cache is None else (cache.pool, cache.state)
+    carry = x_BTD, state_BTR, pool, state
     if sharing.fetch is None:
         scanned = scan_layers(step, carry, (inputs, None), remat=remat, unroll=unroll)
     else:
         rows_L, fetch, size = inputs.weights["experts"], sharing.fetch, sharing.layers_per_message
         scanned = scan_prefetched(step, carry, inputs, rows_L, fetch=fetch, size=size, remat=remat)
-    (x_BTD, _, pool), (router, state, operands) = scanned
+    (x_BTD, _, pool, state), (router, operands) = scanned
     if cache is not None and pool is not None:
         num_new_B = num_new_tokens(cache, context.segments_BT)
         length = cache.length + (time if num_new_B is None else num_new_B)

@@ -44,6 +44,7 @@ from zaya_jax.parallel.mesh import context_mesh, replicated
 
 PAD = 0
 MIN_PROMPT_LENGTH = 16
+MIN_CACHE_LENGTH = 64
 CACHE_MULTIPLE = 32
 SHARED_PREFILL_CHUNK = 1024
 """Tokens that devices sharing a cache read at once. A longer chunk reads the weights less often, but XLA's
@@ -307,7 +308,8 @@ def padded_length(num_tokens: int, *, in_chunks: bool = False) -> int:
 
 def cache_length(time: int, max_new_tokens: int) -> int:
     """Returns the number of tokens that the cache of a padded prompt and its continuation has room for."""
-    return -(-(time + max_new_tokens) // CACHE_MULTIPLE) * CACHE_MULTIPLE
+    # A step reads all slots: a larger multiple would need fewer programs, and more time for each token.
+    return max(MIN_CACHE_LENGTH, -(-(time + max_new_tokens) // CACHE_MULTIPLE) * CACHE_MULTIPLE)
 
 
 def _pad_left(prompts: Prompts, *, in_chunks: bool) -> tuple[np.ndarray, np.ndarray]:
