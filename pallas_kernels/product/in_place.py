@@ -141,9 +141,10 @@ def _product_of_blocks(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, 
     if is_by_row:
         # Two sums, because each addition has to wait for the one before.
         sums: Any = sum(terms[::2]) + sum(terms[1::2])
-        # A product adds them in 0.9 of the time of a loop, for which they are too far apart: they evict each
-        # other from the first cache. For large matrices a product took 1.3 to 1.6 of the time.
-        sums = einsum("...r,...rf->...f", jnp.ones(sums.shape[:-1]), sums)[..., None, :]
+        # Added by a product: in a loop, sums that are a multiple of `CACHE_PERIOD` apart would evict each
+        # other too. Experts take 0.9 of the time; large matrices would take 1.3 to 1.6 of it.
+        ones = jnp.ones(sums.shape[:-1], sums.dtype)
+        sums = einsum("...r,...rf->...f", ones, sums)[..., None, :]
     else:
         sums = sum(terms)
         for number in added:
