@@ -77,9 +77,9 @@ def _convolve(
     # padded once, before the first convolution ([CCA] Listing 1).
     taps = taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)
     # With heads first and the taps concatenated, the convolution is one batch of matrix products.
-    taps_APX = jnp.concatenate(
-        [tap_BTC.reshape(-1, heads, width).transpose(1, 0, 2) for tap_BTC in taps], axis=-1
-    ).astype(latent_BTC.dtype)
+    taps_PJAH = jnp.stack(taps, axis=2).reshape(batch * time, num_taps, heads, width)
+    taps_APJH = taps_PJAH.transpose(2, 0, 1, 3)
+    taps_APX = taps_APJH.reshape(heads, batch * time, num_taps * width).astype(latent_BTC.dtype)
     kernel_AXH = weights.grouped_kernel_AJHH.reshape(heads, num_taps * width, width).astype(latent_BTC.dtype)
     mixed_APH = checkpoint_name(product(taps_APX, kernel_AXH, dtype=jnp.float32), KEPT)
     mixed_BTAH = mixed_APH.transpose(1, 0, 2).reshape(batch, time, heads, width)
