@@ -80,7 +80,8 @@ class _Blocks(NamedTuple):
     """Rows of a block: the number of partial sums that the loop leaves. Rows after the last block are added
     to their sum."""
     added: tuple[int, ...]
-    """Number of partial sums that each of the next loops adds; XLA's reductions are slow for few rows."""
+    """Number of partial sums that each of the next loops adds if cores share the matrix; XLA's reductions are
+    slow for few rows."""
 
 
 def _blocks(stack: jax.Array) -> _Blocks | None:

@@ -134,13 +134,13 @@ def test_the_product_in_place_of_a_row_is_that_with_its_matrix(shape, dtype, num
 
 
 @pytest.mark.parametrize(
-    ("columns", "order"), [(256, "8,17,256"), (2048, "32,8,2048")], ids=["small matrices", "large matrices"]
+    ("columns", "order"), [(256, "8,17"), (2048, "32,8")], ids=["small matrices", "large matrices"]
 )
 def test_cores_divide_the_rows_of_small_matrices_and_share_large_ones(columns, order):
     """The partial sums of the first loop, whose first axis XLA divides among the cores."""
     x, stack = jax.device_put((jnp.ones((8, 256)), jnp.ones((3, 256, columns))), jax.devices("cpu")[0])
-    text = jax.jit(functools.partial(product_in_place)).lower(x, stack, jnp.arange(8) % 3).compile().as_text()
-    assert order in re.findall(r"%(?:multiply|add)_add_fusion\S* = f32\[([0-9,]+)\]", text)
+    text = jax.jit(product_in_place).lower(x, stack, jnp.arange(8) % 3).compile().as_text()
+    assert re.findall(r"%(?:multiply|add)_add_fusion\S* = f32\[(8,17|17,8|32,8|8,32),", text) == [order]
 
 
 def test_rows_that_are_not_read_in_place_copy_one_matrix_at_a_time():
