@@ -18,7 +18,6 @@ from pallas_kernels.cca.triton import Blocks, Tile
 from pallas_kernels.cca.xla import cca_xla, segments_with_history, taps_over_time
 from pallas_kernels.choice import choose
 from pallas_kernels.errors import ArgumentError
-from pallas_kernels.fusion import unfused
 from pallas_kernels.product import own_matrix
 
 BLOCKS = Blocks(
@@ -78,8 +77,7 @@ def cca(
         # The kernels read all of the layer's matrices: reading them in the stack would save nothing.
         weights = weights._replace(grouped_kernel_AJHH=own_matrix(weights.grouped_kernel_AJHH))
         return _pallas(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks)
-    # Unfused for the gradient, which is padded: fused with the sum that reads it, padding was slower.
-    latent_BTC = unfused(lambda x_BTX: x_BTX[:, :, : tail_BWC.shape[2]], latent_BTX)
+    latent_BTC = latent_BTX[:, :, : tail_BWC.shape[2]]
     q_BTNH, k_BTKH = cca_xla(latent_BTC, tail_BWC, weights, rotation, segments_BT)
     return q_BTNH.astype(latent_BTC.dtype), k_BTKH.astype(latent_BTC.dtype)
 

@@ -40,10 +40,11 @@ def _heads(
     num_queries = latent_BTAH.shape[2] - temperature_K.shape[0]
     latent_q_BTNH, latent_k_BTKH = jnp.split(latent_BTAH.astype(jnp.float32), [num_queries], axis=2)
     mean_q_BTNH, mean_k_BTKH = qk_mean(latent_q_BTNH, latent_k_BTKH, factor)
-    mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
-    q_BTNH = normalize(mixed_q_BTNH + mean_q_BTNH)
-    k_BTKH = normalize(mixed_k_BTKH + mean_k_BTKH) * temperature_K[:, None]
-    return rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
+    # Queries and keys together: the same operations on each would be twice as many.
+    mean_BTAH = jnp.concatenate([mean_q_BTNH, mean_k_BTKH], axis=2)
+    temperature_A = jnp.concatenate([jnp.ones(num_queries), temperature_K])
+    heads_BTAH = rotate(normalize(mixed_BTAH + mean_BTAH) * temperature_A[:, None], rotation)
+    return heads_BTAH[:, :, :num_queries], heads_BTAH[:, :, num_queries:]
 
 
 def qk_mean(
@@ -81,8 +82,10 @@ def _convolve(
     taps_APJH = taps_PJAH.transpose(2, 0, 1, 3)
     taps_APX = taps_APJH.reshape(heads, batch * time, num_taps * width).astype(latent_BTC.dtype)
     kernel_AXH = weights.grouped_kernel_AJHH.reshape(heads, num_taps * width, width).astype(latent_BTC.dtype)
-    mixed_APH = checkpoint_name(product(taps_APX, kernel_AXH, dtype=jnp.float32), KEPT)
-    mixed_BTAH = mixed_APH.transpose(1, 0, 2).reshape(batch, time, heads, width)
+    # Few rows copy the kernel before the small operations that lead to the taps: with copies of all matrices
+    # in a row, the other cores stay awake for them. Decoding takes 0.98 of the time for 8 rows.
+    mixed_APH = product(taps_APX, kernel_AXH, dtype=jnp.float32, after=latent_BTC)
+    mixed_BTAH = checkpoint_name(mixed_APH, KEPT).transpose(1, 0, 2).reshape(batch, time, heads, width)
     return mixed_BTAH + weights.grouped_bias_C.reshape(heads, width)
 
 

@@ -34,10 +34,10 @@ def multiply(operands: Operands) -> jax.Array:
     rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     if not 0 < rows_PD.shape[0] <= ROWS_IN_PLACE:
         return product_of_blocks(rows_PD, group_sizes_E, stack_MDF, first_matrix, _multiply)
-    group_P, _ = _repeat(group_sizes_E, rows_PD.shape[0])
-    out_PF = product_in_place(rows_PD, stack_MDF, first_matrix + group_P)
-    is_valid_P = jnp.arange(rows_PD.shape[0]) < group_sizes_E.sum()
-    return jnp.where(is_valid_P[:, None], out_PF, 0)
+    num_groups = group_sizes_E.shape[0]
+    group_P = _groups_of_rows(group_sizes_E, rows_PD.shape[0])
+    out_PF = product_in_place(rows_PD, stack_MDF, first_matrix + jnp.minimum(group_P, num_groups - 1))
+    return jnp.where((group_P < num_groups)[:, None], out_PF, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +88,17 @@ def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
         yield _Blocks(largest, True, whole_E.sum(), group, start, first, first + largest)
 
 
+def _groups_of_rows(group_sizes_E: jax.Array, num_rows: int) -> jax.Array:
+    """Returns the group of each row, [P]; E after the last group."""
+    # Compares with all ends at once: the default method is a loop, which costs more than a small product.
+    end_E = jnp.cumsum(group_sizes_E)
+    return jnp.searchsorted(end_E, jnp.arange(num_rows), side="right", method="compare_all")
+
+
 def _repeat(times_E: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
     """Repeats each number e `times_E[e]` times; returns the numbers and their repetition index, [length]."""
-    end_E = jnp.cumsum(times_E)
-    index = jnp.arange(length)
-    # Compares with all ends at once: the default method is a loop, which costs more than a small product.
-    number = jnp.searchsorted(end_E, index, side="right", method="compare_all")
-    number = jnp.minimum(number, times_E.shape[0] - 1)
-    return number, index - (end_E - times_E)[number]
+    number = jnp.minimum(_groups_of_rows(times_E, length), times_E.shape[0] - 1)
+    return number, jnp.arange(length) - (jnp.cumsum(times_E) - times_E)[number]
 
 
 def _start(first: jax.Array, size: int, num_rows: int) -> jax.Array:

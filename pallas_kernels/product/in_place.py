@@ -51,13 +51,18 @@ def product_in_place(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dt
     copying = functools.partial(_product_of_copies, dtype=dtype)
     cpu = copying
     if can_read_in_place(stack):
-        cpu = not_inlined(functools.partial(_product_of_blocks, dtype=dtype))
+        # Rounded outside of the function that is not inlined, so that XLA fuses rounding with what follows.
+        cpu = functools.partial(_rounded, product=not_inlined(_product_of_blocks), dtype=dtype)
     return lax.platform_dependent(x, stack, numbers_P, cpu=cpu, default=copying)
 
 
 def can_read_in_place(stack: jax.Array) -> bool:
     """Whether a CPU reads matrices of the stack in place: large ones that can be divided into blocks."""
     return math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE and _blocks(stack) is not None
+
+
+def _rounded(*operands: jax.Array, product: Callable[..., jax.Array], dtype: Any) -> jax.Array:
+    return product(*operands).astype(dtype)
 
 
 def _product_of_copies(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any) -> jax.Array:
@@ -116,8 +121,8 @@ def _blocks(stack: jax.Array) -> _Blocks | None:
     return _Blocks(count, size, (*added, rest))
 
 
-def _product_of_blocks(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, dtype: Any) -> jax.Array:
-    """Adds rows of matrices times entries of x in a loop over blocks, and then its partial sums."""
+def _product_of_blocks(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> jax.Array:
+    """Adds rows of matrices times entries of x in a loop over blocks, and then its partial sums; float32."""
     blocks = _blocks(stack)
     assert blocks is not None, "can_read_in_place"
     count, size, added = blocks
@@ -151,7 +156,7 @@ def _product_of_blocks(x: jax.Array, stack: jax.Array, numbers_P: jax.Array, *, 
         for number in added:
             sums = sum(jnp.split(sums, number, axis))
     sums = sum((term(row, 1) for row in rest), start=sums)
-    out = jnp.squeeze(sums, axis).astype(dtype)
+    out = jnp.squeeze(sums, axis)
     return jnp.moveaxis(out, 0, -2) if is_by_row else out
 
 

@@ -47,13 +47,21 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
     return lax.platform_dependent(x, y, cpu=not_inlined(written_out), default=lambda x, y: multiply(x.mT, y))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def product_xla(
-    x: jax.Array, kernel: jax.Array, stack: jax.Array | None, number: jax.Array | None, dtype: Any
+    x: jax.Array,
+    kernel: jax.Array,
+    stack: jax.Array | None,
+    number: jax.Array | None,
+    after: jax.Array | None,
+    dtype: Any,
 ) -> jax.Array:
-    """Computes `x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one."""
+    """Computes `x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one.
+
+    They do so in place, or copy it on CPUs when `after` is known.
+    """
     num_rows = x.shape[-2]
-    if stack is None or number is None:
+    if stack is None or number is None or after is None:
         return matmul(x, kernel, dtype=dtype)
     if num_rows == 1:
         return product_in_place(x, stack, number[None], dtype=dtype)
@@ -65,22 +73,23 @@ def product_xla(
         kernel,
         stack,
         number,
+        after,
         cpu=functools.partial(_few_rows_in_place if is_in_place else _few_rows_of_late_copy, dtype=dtype),
-        default=lambda x, kernel, stack, number: matmul(x, kernel, dtype=dtype),
+        default=lambda x, kernel, stack, number, after: matmul(x, kernel, dtype=dtype),
     )
 
 
 def _few_rows_in_place(
-    x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array, *, dtype: Any
+    x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array, after: jax.Array, *, dtype: Any
 ) -> jax.Array:
-    del kernel
+    del kernel, after
     return product_in_place(x, stack, jnp.broadcast_to(number, x.shape[-2]), dtype=dtype)
 
 
 def _few_rows_of_late_copy(
-    x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array, *, dtype: Any
+    x: jax.Array, kernel: jax.Array, stack: jax.Array, number: jax.Array, after: jax.Array, *, dtype: Any
 ) -> jax.Array:
-    """Copies the matrix out of the stack only after x is computed.
+    """Copies the matrix out of the stack only when `after` is computed.
 
     XLA would copy all matrices of a layer when the layer begins. The other cores then have nothing to do
     during the small operations that follow, fall asleep after 30 us, and take 40 us to wake for the next loop
@@ -88,12 +97,12 @@ def _few_rows_of_late_copy(
     the time for 8 rows in bfloat16 (2 cores of an AMD EPYC).
     """
     del kernel
-    own = entry_in_loop(stack, number + zero_after(x, number.dtype))
+    own = entry_in_loop(stack, number + zero_after(after, number.dtype))
     return matmul(x, own, dtype=dtype)
 
 
-def _forward(x, kernel, stack, number, dtype):
-    del stack, number
+def _forward(x, kernel, stack, number, after, dtype):
+    del stack, number, after
     # Not in place: the backward pass reads the layer's own matrix anyway.
     return matmul(x, kernel, dtype=dtype), (x, kernel)
 
@@ -107,7 +116,7 @@ def _backward(dtype, saved, grad):
     grad = lax.platform_dependent(grad, cpu=lambda x: x, default=lax.optimization_barrier)
     grad_x = einsum("...pf,...df->...pd", grad, kernel).astype(x.dtype)
     # The gradient of a layer's matrix belongs to its slice; the stack has none.
-    return grad_x, transposed_product(x, grad).astype(kernel.dtype), None, None
+    return grad_x, transposed_product(x, grad).astype(kernel.dtype), None, None, None
 
 
 product_xla.defvjp(_forward, _backward)

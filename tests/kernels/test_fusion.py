@@ -85,7 +85,7 @@ def test_loops_over_bfloat16_stacks_make_no_float32_copies(loop):
 
 def _outside_fusions(text):
     parts = text.split("\n\n")
-    return "\n".join(part for part in parts if not part.lstrip("%").startswith("fused_computation"))
+    return "\n".join(part for part in parts if not part.lstrip("\n%").startswith("fused_computation"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])

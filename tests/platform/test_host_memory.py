@@ -1,13 +1,18 @@
-"""Freed memory is reused by the next allocation and the next step, in a separate process."""
+"""Freed memory is reused by the next allocation and the next step; arrays move into large pages."""
 
 import os
+import pathlib
 import platform
+import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from zaya_jax.platform.host_memory import ACCELERATORS
+from zaya_jax.platform.host_memory import ACCELERATORS, LARGE_PAGE, use_large_pages
 
 FAULTS = """
 import resource, sys
@@ -57,3 +62,33 @@ def _faults(how: str, call: str) -> int:
         [sys.executable, "-c", FAULTS, how, call], env=environment, capture_output=True, text=True, check=True
     )
     return int(done.stdout)
+
+
+def test_arrays_keep_their_values_in_large_pages():
+    size = 8 * LARGE_PAGE
+    on_cpu = jax.devices("cpu")[0]
+    array = jax.device_put(jnp.arange(size // 4, dtype=jnp.int32), on_cpu)
+    moved = use_large_pages({"large": array, "small": jax.device_put(jnp.ones(8), on_cpu), "number": 3})
+    if moved == 0:
+        pytest.skip("the kernel provides no large pages")
+    assert size - 2 * LARGE_PAGE < moved <= size
+    assert _bytes_in_large_pages(array.unsafe_buffer_pointer() + size // 2) >= moved
+    np.testing.assert_array_equal(array, np.arange(size // 4))
+
+
+def _bytes_in_large_pages(address: int) -> int:
+    """Bytes in large pages of the mapping of an address."""
+    is_inside = False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            first, end = (int(bound, 16) for bound in bounds.groups())
+            is_inside = first <= address < end
+        elif is_inside and line.startswith("AnonHugePages:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError(f"no mapping has the address {address:#x}")
+
+
+def test_small_arrays_and_other_leaves_stay_where_they_are():
+    assert (
+        use_large_pages({"small": jnp.ones(8), "number": 3, "host": np.zeros(2 * LARGE_PAGE, np.uint8)}) == 0
+    )

@@ -19,6 +19,7 @@ from zaya_jax.inference import quantized_folder
 from zaya_jax.inference.engine.decoder import cast_matrices
 from zaya_jax.inference.finite_weights import check_finite
 from zaya_jax.model.zaya import Zaya
+from zaya_jax.platform.host_memory import use_large_pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,9 @@ def load_for_generation(run_folder: str, weights: WeightsKind = "raw") -> Loaded
     check_finite(run.variables, run_folder, run.step)
     model = Zaya(run.config.model, run.config.execution)
     tokenizer = tokenizer_of(with_saved_tokenizer(run_folder, run.config.data))
-    return LoadedRun(run_folder, run.step, model, cast_matrices(model, run.variables), tokenizer, weights)
+    variables = cast_matrices(model, run.variables)
+    use_large_pages(variables)
+    return LoadedRun(run_folder, run.step, model, variables, tokenizer, weights)
 
 
 def show_progress(message: str) -> None:

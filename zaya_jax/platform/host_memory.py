@@ -1,13 +1,19 @@
-"""Host memory: how much is available, and how the process reuses it."""
+"""Host memory: how much is available, how the process reuses it, and the size of its pages."""
 
 import ctypes
 import pathlib
 import platform
+from typing import Any
 
 import jax
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of `mallopt` in glibc, from malloc.h."""
+
+MADV_COLLAPSE = 25
+"""Advice of `madvise` in Linux 6.1 and later, from mman.h."""
+LARGE_PAGE = 2**21
+"""Bytes of a large page if a small one has 4 KiB."""
 
 ACCELERATORS = ("/dev/kfd", "/dev/nvidiactl")
 """Device files of the drivers of AMD and NVIDIA."""
@@ -37,6 +43,37 @@ def reuse_host_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1))
     return all(mallopt(parameter, value) == 1 for parameter, value in settings)
+
+
+def use_large_pages(tree: Any) -> int:
+    """Moves arrays of CPUs into large pages, as far as the kernel has some. Their addresses stay the same.
+
+    Weights are read again for each token. In pages of 4 KiB a core translates an address for every 4 KiB; in
+    large ones, decoding 8 prompts of `zaya bench torch` took 0.96 of the time (2 cores of an AMD EPYC).
+    Before Linux 6.1, or if it has no large pages left, nothing changes.
+
+    Args:
+      tree: tree of arrays that the process keeps. Other leaves, and arrays of other devices, are left alone.
+
+    Returns:
+      Number of bytes that are now in large pages.
+    """
+    if platform.system() != "Linux":
+        return 0
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    parts = [shard.data for leaf in leaves for shard in leaf.addressable_shards]
+    return sum(_collapse(part) for part in parts if next(iter(part.devices())).platform == "cpu")
+
+
+def _collapse(array: jax.Array) -> int:
+    """Moves the part of an array that fills large pages; returns its size in bytes, or 0 on failure."""
+    jax.block_until_ready(array)
+    start = array.unsafe_buffer_pointer()
+    first, end = -(-start // LARGE_PAGE) * LARGE_PAGE, (start + array.nbytes) // LARGE_PAGE * LARGE_PAGE
+    if first >= end:
+        return 0
+    arguments = ctypes.c_void_p(first), ctypes.c_size_t(end - first), MADV_COLLAPSE
+    return end - first if ctypes.CDLL(None).madvise(*arguments) == 0 else 0
 
 
 def available_memory() -> int:

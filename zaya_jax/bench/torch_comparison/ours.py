@@ -24,7 +24,7 @@ from zaya_jax.inference.engine.generate import generate_in_chunks
 from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.platform.host_memory import reuse_host_memory
+from zaya_jax.platform.host_memory import reuse_host_memory, use_large_pages
 from zaya_jax.train.compiled_programs import compiled_step
 from zaya_jax.train.step.state import first_state, make_setup, shardings
 
@@ -82,4 +82,6 @@ def generate(workload: GenerationWork) -> Callable[[], Call]:
 def _network(workload: GenerationWork) -> tuple[Zaya, Mapping]:
     model, variables = load_pytorch(workload.folder, execution=execution(workload))
     # Before the first call, whose time must not include the transfer.
-    return model, jax.device_put(cast_matrices(model, variables))
+    variables = jax.device_put(cast_matrices(model, variables))
+    use_large_pages(variables)  # as `load_for_generation` does
+    return model, variables

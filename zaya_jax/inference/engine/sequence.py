@@ -193,8 +193,10 @@ def token_at(sampled: SampledTokens, index: tuple[int, ...], num_top: int) -> Ne
       index: row, or step and row.
       num_top: number of top log-probabilities.
     """
-    top_tokens, top_logprobs = (x[index][:num_top] for x in (sampled.top_tokens_BJ, sampled.top_logprobs_BJ))
-    top = tuple(zip(top_tokens.tolist(), top_logprobs.tolist(), strict=True))
+    top = ()
+    if num_top:  # most often 0, and then reading the arrays takes longer than everything else
+        fields = sampled.top_tokens_BJ, sampled.top_logprobs_BJ
+        top = tuple(zip(*(x[index][:num_top].tolist() for x in fields), strict=True))
     return NewToken(int(sampled.token_B[index]), float(sampled.logprob_B[index]), top)
 
 
