@@ -33,10 +33,10 @@ from zaya_jax.inference.engine.sampling_params import EndTokens, SamplingParams,
 from zaya_jax.inference.engine.sequence import (
     NewToken,
     Sequence,
-    active_steps,
     decode_rows,
     sampling_of,
     token_at,
+    tokens_of_row,
 )
 from zaya_jax.model.cache import Cache
 from zaya_jax.model.zaya import Zaya
@@ -227,8 +227,8 @@ def _generate(
         masked = sample_constrained(rows, logits_BV, sampling)
         steps = jax.device_get(steps)
         for row in rows:
-            for step in active_steps(steps, row.row):
-                _append(row, token_at(steps.sampled, (step, row.row), 0), masked, logprobs)
+            for new in tokens_of_row(steps, row.row):
+                _append(row, new, masked, logprobs)
         if chunk is not None:
             yield _generations(rows, logprobs)
     if chunk is None:

@@ -204,3 +204,11 @@ def active_steps(steps: DecodedSteps, row: int) -> list[int]:
     """Returns the steps in which a row was active."""
     # A row is active in a prefix of the steps: up to its end token, its limit, or the end of the call.
     return np.flatnonzero(np.asarray(steps.is_active_MB)[:, row]).tolist()
+
+
+def tokens_of_row(steps: DecodedSteps, row: int) -> list[NewToken]:
+    """Returns the tokens of the steps in which a row was active, without most likely ones, on the host."""
+    active = active_steps(steps, row)
+    # Whole columns at once: indexing the arrays for each token takes several times as long.
+    fields = (np.asarray(x)[active, row].tolist() for x in (steps.sampled.token_B, steps.sampled.logprob_B))
+    return [NewToken(token, logprob, ()) for token, logprob in zip(*fields, strict=True)]
