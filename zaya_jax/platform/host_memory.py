@@ -66,14 +66,17 @@ def use_large_pages(tree: Any) -> int:
 
 
 def _collapse(array: jax.Array) -> int:
-    """Moves the part of an array that fills large pages; returns its size in bytes, or 0 on failure."""
+    """Moves an array into the large pages that it fills; returns how many bytes the kernel has moved."""
     jax.block_until_ready(array)
     start = array.unsafe_buffer_pointer()
     first, end = -(-start // LARGE_PAGE) * LARGE_PAGE, (start + array.nbytes) // LARGE_PAGE * LARGE_PAGE
-    if first >= end:
-        return 0
-    arguments = ctypes.c_void_p(first), ctypes.c_size_t(end - first), MADV_COLLAPSE
-    return end - first if ctypes.CDLL(None).madvise(*arguments) == 0 else 0
+    madvise = ctypes.CDLL(None).madvise
+    # Page by page: for several at once the kernel only says whether it has moved all of them.
+    calls = (
+        madvise(ctypes.c_void_p(page), ctypes.c_size_t(LARGE_PAGE), MADV_COLLAPSE)
+        for page in range(first, end, LARGE_PAGE)
+    )
+    return LARGE_PAGE * sum(failed == 0 for failed in calls)
 
 
 def available_memory() -> int:
