@@ -15,10 +15,10 @@ from jax import lax
 from pallas_kernels.fusion import FUSED_READERS, READERS_OF_COPY, for_readers, not_inlined
 from pallas_kernels.precision import einsum, matmul
 
-MAX_BYTES_BY_ROW = 2**20
-"""Size of a matrix up to which a core reads it once for each of its rows. With 1 MiB, decoding took 0.95 of
-the time for 8 rows and 0.91 for 4; with 2 MiB it would have taken 1.06 (2 cores of an AMD EPYC, each with a
-cache of 1 MiB)."""
+MAX_BYTES_BY_ROW = 2**21
+"""Size of a matrix up to which a core reads it once for each of its rows. For 8 rows, products with matrices of
+2 and 4 MiB took 0.93 and 0.79 of the time of cores that share each matrix, and 16 MiB 1.10 and 1.17; for one
+row, 2 MiB took 0.75 and 8 MiB 1.34 (2 cores of an AMD EPYC, Zen 3, each with a second cache of 512 KiB)."""
 MIN_ENTRIES_IN_PLACE = 2**14
 """Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
 slower for 64 x 64."""
