@@ -16,9 +16,9 @@ from pallas_kernels.fusion import FUSED_READERS, READERS_OF_COPY, for_readers, n
 from pallas_kernels.precision import einsum, matmul
 
 MAX_BYTES_BY_ROW = 2**21
-"""Size of a matrix up to which a core reads it once for each of its rows. For 8 rows, products with matrices of
-2 and 4 MiB took 0.93 and 0.79 of the time of cores that share each matrix, and 16 MiB 1.10 and 1.17; for one
-row, 2 MiB took 0.75 and 8 MiB 1.34 (2 cores of an AMD EPYC, Zen 3, each with a second cache of 512 KiB)."""
+"""Size of a matrix up to which a core reads it once for each of its rows. Compared with cores that share each
+matrix, products of 8 rows took 0.93 of the time with 2 MiB, 0.79 with 4, and 1.10 and 1.17 with 16; those of
+one row took 0.75 with 2 MiB and 1.34 with 8 (2 cores of a Zen 3, each with a second cache of 512 KiB)."""
 MIN_ENTRIES_IN_PLACE = 2**14
 """Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
 slower for 64 x 64."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 
 import jax
 import numpy as np
@@ -146,6 +147,24 @@ def test_without_a_cxx_compiler(run):
     assert {each["side"] for each in values} == {"ours", "transformers"}
     assert 'it fails here: "torch.compile" failed: no g++' in " ".join(out.split())
     assert "much more" not in out
+
+
+@pytest.mark.parametrize("before", [None, "shared"])
+def test_torch_reads_no_code_of_an_interrupted_run(run, before, monkeypatch):
+    cache = pytest.importorskip("torch._inductor.runtime.cache_dir_utils")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "shared")  # restored after the test in both cases
+    if before is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    folders = []
+
+    def trial(programs, **_):
+        folders.append(cache.cache_dir())
+        return {}
+
+    run(trial), run(trial)
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
+    assert len({"shared", cache.default_cache_dir(), *folders}) == 4
+    assert not any(map(os.path.exists, folders))
 
 
 @pytest.mark.parametrize(

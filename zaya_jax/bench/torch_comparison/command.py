@@ -6,9 +6,11 @@ compares the two calls of one round. An untimed first call compiles; its outputs
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import os
 import pathlib
 import re
 import tempfile
@@ -38,6 +40,7 @@ from zaya_jax.platform.shell import pip_install
 BATCHES, ROUNDS = (1, 8, 64), 7
 PARTS = ("train", "generation")
 THEIRS, COMPILED = "transformers", "torch.compile"
+_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,14 +56,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     batches = _numbers(options.batches)
     require_transformers()
     console = Console(soft_wrap=True, highlight=False)
-    # Tried first, because compiling the whole network would fail only after minutes.
-    why_not = "it is skipped, as requested" if options.without_compiled else why_torch_compile_fails()
     values: dict[str, Any] = {
         "dtype": options.dtype,
         "machine": dataclasses.asdict(this_machine()),
         "speeds": [],
     }
-    with tempfile.TemporaryDirectory() as folder:
+    # Compilers that torch has started may still write when the programs have ended.
+    temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with temporary as folder, torch_cache(pathlib.Path(folder, "torch")):
+        # Tried first, because compiling the whole network would fail only after minutes.
+        why_not = "it is skipped, as requested" if options.without_compiled else why_torch_compile_fails()
         network = export(pathlib.Path(folder, "network"))
         # Measured before the programs start, while nothing else uses the cores.
         limits = measure_limits(options.rounds, options.dtype)
@@ -130,6 +135,24 @@ def require_transformers() -> None:
                 f"the comparison needs {package}, which is not installed: "
                 f"{pip_install('torch', 'transformers')}"
             )
+
+
+@contextlib.contextmanager
+def torch_cache(folder: pathlib.Path) -> Iterator[None]:
+    """Has `torch.compile` keep its code in a folder, in processes that start within the block.
+
+    In the folder that all runs share, a library of which an interrupted run has written a part ends all later
+    ones with "file too short".
+    """
+    before = os.environ.get(_TORCH_CACHE)
+    os.environ[_TORCH_CACHE] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_TORCH_CACHE]
+        else:
+            os.environ[_TORCH_CACHE] = before
 
 
 def why_torch_compile_fails() -> str | None:
