@@ -193,7 +193,8 @@ def test_mantissa_and_exponent_are_those_of_c():
     machine.run()
     numbers = bits.view(np.float32)
     is_number = ~np.isnan(numbers)
-    mantissa, exponent = np.frexp(numbers)
+    # NumPy warns of signaling NaNs on CPUs without vectors of 512 bits.
+    mantissa, exponent = np.frexp(np.where(is_number, numbers, 0))
     exponent[np.isinf(numbers)] = 0
     np.testing.assert_array_equal(
         machine.registers.vector[3].view(np.float32)[is_number], mantissa[is_number]
