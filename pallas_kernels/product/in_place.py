@@ -149,7 +149,7 @@ def _product_of_blocks(x: jax.Array, stack: jax.Array, numbers_P: jax.Array) -> 
         # Two sums, because each addition has to wait for the one before.
         sums: Any = sum(terms[::2]) + sum(terms[1::2])
         # Added by a product: in a loop, sums that are a multiple of `CACHE_PERIOD` apart would evict each
-        # other too. Experts take 0.9 of the time; large matrices would take 1.3 to 1.6 of it.
+        # other too. Experts take 0.9 of the time; matrices that cores share would take 1.3 to 1.6 of it.
         ones = jnp.ones(sums.shape[:-1], sums.dtype)
         sums = einsum("...r,...rf->...f", ones, sums)[..., None, :]
     else:

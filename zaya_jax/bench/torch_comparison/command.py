@@ -40,7 +40,7 @@ from zaya_jax.platform.shell import pip_install
 BATCHES, ROUNDS = (1, 8, 64), 7
 PARTS = ("train", "generation")
 THEIRS, COMPILED = "transformers", "torch.compile"
-_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     # Compilers that torch has started may still write when the programs have ended.
     temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with temporary as folder, torch_cache(pathlib.Path(folder, "torch")):
+    with temporary as folder, _torch_cache(pathlib.Path(folder, "torch")):
         # Tried first, because compiling the whole network would fail only after minutes.
         why_not = "it is skipped, as requested" if options.without_compiled else why_torch_compile_fails()
         network = export(pathlib.Path(folder, "network"))
@@ -137,24 +137,6 @@ def require_transformers() -> None:
             )
 
 
-@contextlib.contextmanager
-def torch_cache(folder: pathlib.Path) -> Iterator[None]:
-    """Has `torch.compile` keep its code in a folder, in processes that start within the block.
-
-    In the folder that all runs share, a library of which an interrupted run has written a part ends all later
-    ones with "file too short".
-    """
-    before = os.environ.get(_TORCH_CACHE)
-    os.environ[_TORCH_CACHE] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_TORCH_CACHE]
-        else:
-            os.environ[_TORCH_CACHE] = before
-
-
 def why_torch_compile_fails() -> str | None:
     """Returns why `torch.compile` does not work here; None if it works."""
     program: dict[str, Callable[[], Any]] = {COMPILED: theirs.compile_a_sum}
@@ -164,6 +146,24 @@ def why_torch_compile_fails() -> str | None:
         first_line = re.split(r"\n|\\n", str(error))[0]  # a nested exception has escaped line ends
         return f"it fails here: {first_line}"
     return None
+
+
+@contextlib.contextmanager
+def _torch_cache(folder: pathlib.Path) -> Iterator[None]:
+    """Has `torch.compile` keep its code in a folder, in processes that start within the block.
+
+    In the folder that all runs share, a library of which an interrupted run has written a part ends all later
+    ones with "file too short".
+    """
+    before = os.environ.get(_CACHE_VARIABLE)
+    os.environ[_CACHE_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_CACHE_VARIABLE]
+        else:
+            os.environ[_CACHE_VARIABLE] = before
 
 
 def _numbers(text: str) -> tuple[int, ...]:
